@@ -1,0 +1,5 @@
+//! What clients and engines say on the wire: OpenAI bodies and server-sent events.
+//! Types and byte-level helpers only; no I/O. Shared by the gateway and the engine simulator.
+
+pub mod openai;
+pub mod sse;
