@@ -1,1 +1,16 @@
-//! Placeholder.
+//! Decides which backend serves a request. Pure: no actors, sockets, clocks or global
+//! randomness; time and chance are arguments, so that the same inputs give the same plan.
+//!
+//! Where a rule lives: [`choose`] filters and orders, [`strategy`] picks when nothing better is
+//! known, [`ring`] keeps equal prefixes together, [`breaker`] and [`health`] say who may serve,
+//! [`retry`] says when a second attempt is allowed, [`prefix_key`] says what a prefix is.
+
+pub mod breaker;
+pub mod choose;
+pub mod health;
+pub mod ids;
+pub mod prefix_key;
+pub mod retry;
+pub mod ring;
+pub mod strategy;
+pub mod view;

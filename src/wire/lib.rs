@@ -2,4 +2,6 @@
 //! Types and byte-level helpers only; no I/O. Shared by the gateway and the engine simulator.
 
 pub mod openai;
+pub mod request;
+pub mod splice;
 pub mod sse;

@@ -1,0 +1,179 @@
+//! Filter, then pick: which backend serves this request, and why.
+//!
+//! Order: who may serve at all; a half-open backend's probe; the prefix ring; the strategy.
+
+use crate::health::HealthState;
+use crate::ids::{PrefixKey, SessionKey, Slot};
+use crate::ring::load_bound;
+use crate::strategy::{Candidate, Chance, Rotation, Strategy, pick};
+use crate::view::{BackendView, ClusterView, Live, Passage, Pool, Role};
+
+/// The settings that a choice depends on.
+#[derive(Debug, Clone, Copy)]
+pub struct ChoiceRules {
+    /// What decides when nothing better is known.
+    pub strategy: Strategy,
+    /// Whether requests with a prefix key go by the ring.
+    pub prefix_routing: bool,
+    /// How far above its share a backend may go before its keys move on (0.2 = 20 %).
+    pub load_factor_epsilon: f64,
+}
+
+/// What is known of a request when it is placed.
+#[derive(Debug, Clone, Copy)]
+pub struct Ask<'a> {
+    /// The model, as backends name it.
+    pub model: &'a str,
+    /// Equal for requests that begin alike.
+    pub prefix: Option<PrefixKey>,
+    /// Equal for requests of one session.
+    pub session: Option<SessionKey>,
+    /// Only backends of this role; none: any.
+    pub role: Option<Role>,
+    /// Backends that already failed this request.
+    pub tried: &'a [Slot],
+}
+
+/// Where a request goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Plan {
+    /// The backend.
+    pub slot: Slot,
+    /// Why this one.
+    pub reason: Reason,
+}
+
+/// Why a backend was chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// Its breaker is half open and this request tries it.
+    Probe,
+    /// The prefix ring.
+    Prefix {
+        /// Whether the key's home had more than its share, so that a neighbour took it.
+        spilled: bool,
+    },
+    /// `selection_strategy`.
+    Strategy,
+    /// `selection_strategy: ConsistentHash` with a session key.
+    Session,
+}
+
+/// Why nobody serves the request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoBackend {
+    /// No backend serves that model, and every backend's models are known.
+    UnknownModel,
+    /// No known backend serves it, but some have not said what they serve yet.
+    ModelsNotKnownYet,
+    /// It is served, but nobody may take a request now.
+    NoneServing,
+}
+
+/// Chooses. The half-open probe it may name is not taken yet: the caller takes it, and asks
+/// again when another was faster.
+pub fn choose(
+    rules: &ChoiceRules,
+    view: &ClusterView,
+    live: &impl Live,
+    ask: &Ask<'_>,
+    rotation: &mut Rotation,
+    chance: &mut Chance,
+) -> Result<Plan, NoBackend> {
+    let Some(pool) = view.pools.get(ask.model) else {
+        return Err(if view.all_models_known {
+            NoBackend::UnknownModel
+        } else {
+            NoBackend::ModelsNotKnownYet
+        });
+    };
+    let mut candidates = Vec::with_capacity(pool.members.len());
+    for &slot in &pool.members {
+        let backend = view.backend(slot);
+        if ask.tried.contains(&slot) || !may_serve(backend, ask.role) {
+            continue;
+        }
+        if backend.passage == Passage::HalfOpen {
+            // first come first served, or a strategy that shuns it would leave it out for good;
+            // never a second attempt: that one has failed once already
+            if live.probe_free(slot) && ask.tried.is_empty() {
+                return Ok(Plan {
+                    slot,
+                    reason: Reason::Probe,
+                });
+            }
+            continue;
+        }
+        candidates.push(Candidate {
+            slot,
+            load: live.load(slot),
+        });
+    }
+    // resting is a wish, not a wall: with everybody resting, asking is the only way to learn
+    if candidates.iter().any(|c| !c.load.resting) {
+        candidates.retain(|c| !c.load.resting);
+    }
+    if candidates.is_empty() {
+        return Err(NoBackend::NoneServing);
+    }
+    if let Some(key) = ask.prefix.filter(|_| rules.prefix_routing)
+        && let Some((slot, spilled)) = on_ring(view, pool, &candidates, key, rules)
+    {
+        let reason = Reason::Prefix { spilled };
+        return Ok(Plan { slot, reason });
+    }
+    if let (Strategy::ConsistentHash, Some(key)) = (rules.strategy, ask.session) {
+        let home = pool.ring.walk(key.0).map(|i| pool.members[i]);
+        if let Some(slot) = home
+            .filter(|s| candidates.iter().any(|c| c.slot == *s))
+            .next()
+        {
+            let reason = Reason::Session;
+            return Ok(Plan { slot, reason });
+        }
+    }
+    let slot = pick(
+        rules.strategy,
+        (view, ask.model),
+        &candidates,
+        rotation,
+        chance,
+    );
+    Ok(Plan {
+        slot,
+        reason: Reason::Strategy,
+    })
+}
+
+fn may_serve(backend: &BackendView, role: Option<Role>) -> bool {
+    role.is_none_or(|r| r == backend.role)
+        && backend.health == HealthState::Healthy
+        && backend.passage != Passage::Open
+        && !backend.draining
+}
+
+/// The first candidate clockwise from the key that has not more than its share.
+fn on_ring(
+    view: &ClusterView,
+    pool: &Pool,
+    candidates: &[Candidate],
+    key: PrefixKey,
+    rules: &ChoiceRules,
+) -> Option<(Slot, bool)> {
+    let weight = |slot: Slot| view.backend(slot).weight;
+    let total: u64 = candidates.iter().map(|c| u64::from(c.load.in_flight)).sum();
+    let total_weight = candidates.iter().map(|c| u64::from(weight(c.slot))).sum();
+    let mut spilled = false;
+    for index in pool.ring.walk(key.0) {
+        let slot = pool.members[index];
+        let Some(candidate) = candidates.iter().find(|c| c.slot == slot) else {
+            continue;
+        };
+        let bound = load_bound(total, weight(slot), total_weight, rules.load_factor_epsilon);
+        if u64::from(candidate.load.in_flight) < bound {
+            return Some((slot, spilled));
+        }
+        spilled = true;
+    }
+    None
+}

@@ -1,0 +1,235 @@
+//! Changes single values of a JSON text and leaves every other byte as it was, so that the order
+//! of keys, the digits of numbers and the client's own spacing survive.
+
+use crate::sse::{Edit, data_event, data_of};
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+/// Replaces `part`, a slice of `whole`, by `new`.
+///
+/// # Panics
+/// When `part` is not a slice of `whole`.
+pub fn replace(whole: &[u8], part: &[u8], new: &[u8]) -> Bytes {
+    let start = (part.as_ptr() as usize)
+        .checked_sub(whole.as_ptr() as usize)
+        .expect("part lies within whole");
+    let mut out = Vec::with_capacity(whole.len() + new.len());
+    out.extend_from_slice(&whole[..start]);
+    out.extend_from_slice(new);
+    out.extend_from_slice(&whole[start + part.len()..]);
+    Bytes::from(out)
+}
+
+/// Adds `"key": value` as the last member of a JSON object.
+pub fn append_member(object: &[u8], key: &str, value: &str) -> Bytes {
+    let end = object
+        .iter()
+        .rposition(|byte| *byte == b'}')
+        .expect("a parsed object ends with a brace");
+    let empty = object[..end]
+        .iter()
+        .rfind(|byte| !byte.is_ascii_whitespace())
+        == Some(&b'{');
+    let comma = if empty { "" } else { "," };
+    let mut out = Vec::with_capacity(object.len() + key.len() + value.len() + 8);
+    out.extend_from_slice(&object[..end]);
+    out.extend_from_slice(format!("{comma}\"{key}\":{value}").as_bytes());
+    out.extend_from_slice(&object[end..]);
+    Bytes::from(out)
+}
+
+/// Removes the top-level member `key` of a JSON object, if it is there.
+pub fn remove_member(object: &[u8], key: &str) -> Bytes {
+    // raw values, so that the survivors' bytes stay what they were
+    let Ok(raw) = serde_json::from_slice::<RawMembers<'_>>(object) else {
+        return Bytes::copy_from_slice(object);
+    };
+    if !raw.0.iter().any(|(name, _)| name == key) {
+        return Bytes::copy_from_slice(object);
+    }
+    let mut out = Vec::with_capacity(object.len());
+    out.push(b'{');
+    for (name, value) in raw.0.iter().filter(|(name, _)| *name != key) {
+        if out.len() > 1 {
+            out.push(b',');
+        }
+        out.extend_from_slice(serde_json::to_string(name).unwrap_or_default().as_bytes());
+        out.push(b':');
+        out.extend_from_slice(value.get().as_bytes());
+    }
+    out.push(b'}');
+    Bytes::from(out)
+}
+
+/// All members of an object in order, duplicates included, values untouched.
+struct RawMembers<'a>(Vec<(String, &'a RawValue)>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for RawMembers<'a> {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Members;
+        impl<'de> serde::de::Visitor<'de> for Members {
+            type Value = Vec<(String, &'de RawValue)>;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: serde::de::MapAccess<'de>>(
+                self,
+                mut map: A,
+            ) -> Result<Self::Value, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(members)
+            }
+        }
+        deserializer.deserialize_map(Members).map(RawMembers)
+    }
+}
+
+#[derive(Deserialize)]
+struct Answer<'a> {
+    #[serde(borrow, default)]
+    model: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    choices: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    usage: Option<&'a RawValue>,
+}
+
+/// What is changed in answers on their way to the client.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AnswerEdit {
+    /// The name that the client used for the model, as a JSON string; none: leave the engine's.
+    pub model: Option<String>,
+    /// Drop the chunk that only carries usage: the client did not ask for it, we did.
+    pub strip_usage_chunk: bool,
+}
+
+impl AnswerEdit {
+    /// Whether answers pass untouched.
+    pub fn is_none(&self) -> bool {
+        self.model.is_none() && !self.strip_usage_chunk
+    }
+
+    /// A whole JSON answer; what is no JSON passes.
+    pub fn json(&self, body: &Bytes) -> Bytes {
+        let Some(model) = &self.model else {
+            return body.clone();
+        };
+        match serde_json::from_slice::<Answer<'_>>(body) {
+            Ok(Answer {
+                model: Some(old), ..
+            }) => replace(body, old.get().as_bytes(), model.as_bytes()),
+            _ => body.clone(),
+        }
+    }
+
+    /// One event of a stream.
+    pub fn event(&self, event: &[u8]) -> Edit {
+        let Some(data) = data_of(event) else {
+            return Edit::Keep;
+        };
+        let Ok(answer) = serde_json::from_slice::<Answer<'_>>(&data) else {
+            return Edit::Keep;
+        };
+        let no_choices = answer
+            .choices
+            .is_some_and(|choices| is_empty_list(choices.get()));
+        if self.strip_usage_chunk && no_choices && answer.usage.is_some() {
+            return Edit::Drop;
+        }
+        match (&self.model, answer.model) {
+            (Some(new), Some(old)) if old.get() != new => {
+                let json = replace(&data, old.get().as_bytes(), new.as_bytes());
+                Edit::Replace(data_event(&json))
+            }
+            _ => Edit::Keep,
+        }
+    }
+}
+
+fn is_empty_list(raw: &str) -> bool {
+    raw.strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'))
+        .is_some_and(|inside| inside.trim().is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::RequestView;
+
+    const BODY: &str = r#"{"model": "alias" ,"seed":9007199254740993,"s2":18446744073709551615,"t":0.10,"u":1.0,"v":-0.0,"w":1e400,
+ "response_format":{"json_schema":{"properties":{"zebra":1,"apple":2,"mango":3}}}}"#;
+
+    #[test]
+    fn replacing_a_value_leaves_every_other_byte() {
+        let view = RequestView::parse(BODY.as_bytes()).unwrap();
+        let out = replace(
+            BODY.as_bytes(),
+            view.raw_model().unwrap().as_bytes(),
+            b"\"served\"",
+        );
+        assert_eq!(out, BODY.replace("\"alias\"", "\"served\""));
+    }
+
+    #[test]
+    fn appending_keeps_what_is_there() {
+        assert_eq!(append_member(b"{}", "a", "1"), "{\"a\":1}");
+        assert_eq!(append_member(b"{ }", "a", "1"), "{ \"a\":1}");
+        let out = append_member(BODY.as_bytes(), "a", "{\"b\":true}");
+        assert!(out.ends_with(b",\"a\":{\"b\":true}}"));
+        assert!(out.starts_with(&BODY.as_bytes()[..BODY.len() - 1]));
+    }
+
+    #[test]
+    fn removing_a_member_keeps_order_and_digits_of_the_rest() {
+        let out = remove_member(
+            br#"{"z":1e400,"kv":{"a":1},"a":9007199254740993,"m":1.0}"#,
+            "kv",
+        );
+        assert_eq!(
+            out,
+            r#"{"z":1e400,"a":9007199254740993,"m":1.0}"#.as_bytes()
+        );
+        assert_eq!(remove_member(b"{\"a\": 1}", "kv"), "{\"a\": 1}");
+    }
+
+    #[test]
+    fn only_the_usage_chunk_is_stripped_and_only_when_asked() {
+        let strip = AnswerEdit {
+            strip_usage_chunk: true,
+            model: None,
+        };
+        let usage = br#"data: {"id":"x","choices":[],"usage":{"prompt_tokens":1}}"#;
+        let last = br#"data: {"choices":[{"delta":{"content":"x"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1}}"#;
+        let event = |json: &[u8]| [json, b"\n\n"].concat();
+        assert_eq!(strip.event(&event(usage)), Edit::Drop);
+        assert_eq!(strip.event(&event(last)), Edit::Keep);
+        assert_eq!(strip.event(crate::sse::DONE), Edit::Keep);
+        assert_eq!(AnswerEdit::default().event(&event(usage)), Edit::Keep);
+    }
+
+    #[test]
+    fn the_alias_replaces_the_engines_name_and_nothing_else() {
+        let edit = AnswerEdit {
+            model: Some("\"gpt\"".into()),
+            strip_usage_chunk: false,
+        };
+        let event = b"data: {\"id\":\"1\",\"model\":\"served\",\"choices\":[{\"delta\":{\"content\":\"\\\"model\\\":\\\"served\\\"\"}}]}\n\n";
+        let Edit::Replace(out) = edit.event(event) else {
+            panic!("not replaced")
+        };
+        assert_eq!(
+            out,
+            std::str::from_utf8(event)
+                .unwrap()
+                .replacen("\"served\"", "\"gpt\"", 1)
+        );
+        let body = Bytes::from_static(b"{\"model\":\"served\",\"x\":1.0}");
+        assert_eq!(edit.json(&body), "{\"model\":\"gpt\",\"x\":1.0}");
+        assert_eq!(edit.json(&Bytes::from_static(b"<html>")), "<html>");
+    }
+}
