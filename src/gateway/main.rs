@@ -1,2 +1,8 @@
-//! Placeholder.
-fn main() {}
+//! The binary `tidegate`.
+
+use clap::Parser;
+use gateway::cli::Cli;
+
+fn main() {
+    std::process::exit(Cli::parse().run());
+}

@@ -3,7 +3,7 @@
 //! Order: who may serve at all; a half-open backend's probe; the prefix ring; the strategy.
 
 use crate::health::HealthState;
-use crate::ids::{PrefixKey, SessionKey, Slot};
+use crate::ids::{BackendId, PrefixKey, SessionKey, Slot};
 use crate::ring::load_bound;
 use crate::strategy::{Candidate, Chance, Rotation, Strategy, pick};
 use crate::view::{BackendView, ClusterView, Live, Passage, Pool, Role};
@@ -31,7 +31,7 @@ pub struct Ask<'a> {
     /// Only backends of this role; none: any.
     pub role: Option<Role>,
     /// Backends that already failed this request.
-    pub tried: &'a [Slot],
+    pub tried: &'a [BackendId],
 }
 
 /// Where a request goes.
@@ -90,7 +90,7 @@ pub fn choose(
     let mut candidates = Vec::with_capacity(pool.members.len());
     for &slot in &pool.members {
         let backend = view.backend(slot);
-        if ask.tried.contains(&slot) || !may_serve(backend, ask.role) {
+        if ask.tried.contains(&backend.id) || !may_serve(backend, ask.role) {
             continue;
         }
         if backend.passage == Passage::HalfOpen {
@@ -123,11 +123,8 @@ pub fn choose(
         return Ok(Plan { slot, reason });
     }
     if let (Strategy::ConsistentHash, Some(key)) = (rules.strategy, ask.session) {
-        let home = pool.ring.walk(key.0).map(|i| pool.members[i]);
-        if let Some(slot) = home
-            .filter(|s| candidates.iter().any(|c| c.slot == *s))
-            .next()
-        {
+        let mut members = pool.ring.walk(key.0).map(|i| pool.members[i]);
+        if let Some(slot) = members.find(|s| candidates.iter().any(|c| c.slot == *s)) {
             let reason = Reason::Session;
             return Ok(Plan { slot, reason });
         }

@@ -80,11 +80,11 @@ pub struct Health {
 }
 
 impl Health {
-    /// A backend that nobody has probed.
-    pub fn new(rules: HealthRules) -> Self {
+    /// Begins with what is known: [`HealthState::Starting`] for a backend that nobody has probed.
+    pub fn new(rules: HealthRules, state: HealthState) -> Self {
         Health {
             rules,
-            state: HealthState::Starting,
+            state,
             failures: 0,
             hard_failures: 0,
             successes: 0,
@@ -159,10 +159,11 @@ mod tests {
     use super::*;
 
     fn health() -> Health {
-        Health::new(HealthRules {
+        let rules = HealthRules {
             unhealthy_threshold: 3,
             healthy_threshold: 2,
-        })
+        };
+        Health::new(rules, HealthState::Starting)
     }
 
     fn states(results: &str) -> Vec<HealthState> {

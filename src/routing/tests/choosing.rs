@@ -157,7 +157,7 @@ proptest! {
         let expected = backends.iter().enumerate().any(|(i, b)| fits(b, i));
         let view = view(backends);
         let mut chooser = Chooser::new(strategy, prefix_routing);
-        let tried: Vec<Slot> = tried.map(Slot).into_iter().collect();
+        let tried: Vec<BackendId> = tried.map(|i| BackendId(i as u32)).into_iter().collect();
         for _ in 0..10 {
             let ask = Ask { prefix: prefix.map(PrefixKey), session: session.map(SessionKey), role, tried: &tried, ..ANY };
             match chooser.ask(&view, &Loads::in_flight(&in_flight), &ask) {
@@ -234,7 +234,7 @@ fn a_second_attempt_never_goes_to_the_worker_that_failed_the_first() {
     };
     let mut chooser = Chooser::new(Selection::Random, true);
     let home = chooser.ask(&view, &Loads::default(), &ask).unwrap().slot;
-    let tried = [home];
+    let tried = [view.backend(home).id];
     let again = Ask {
         tried: &tried,
         ..ask
@@ -463,7 +463,7 @@ fn a_half_open_worker_gets_the_first_request_and_no_second_while_its_probe_is_ou
     let mut chooser = Chooser::new(Selection::LeastConnections, true);
     let plan = chooser.ask(&view, &loads, &ANY).unwrap();
     assert_eq!((plan.slot, plan.reason), (Slot(0), Reason::Probe));
-    let tried = [Slot(1)];
+    let tried = [BackendId(1)];
     let second_attempt = Ask {
         tried: &tried,
         ..ANY

@@ -1,0 +1,176 @@
+//! Numbers of one backend that change with every request.
+
+use routing::health::Probe;
+use routing::view::Load;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// A time to first token older than this says nothing about the backend of today.
+const TTFT_FRESH: Duration = Duration::from_secs(60);
+/// Each sample moves the average by an eighth.
+const EWMA_SHIFT: u32 = 3;
+/// The longest that a backend is spared on its own word.
+pub const REST_MAX: Duration = Duration::from_secs(5);
+/// How long it is spared when it gives no `Retry-After`.
+pub const REST_DEFAULT: Duration = Duration::from_secs(1);
+
+/// Atomics, written by guards and actors, read by everybody.
+#[derive(Debug)]
+pub struct LiveNumbers {
+    born: Instant,
+    in_flight: AtomicU32,
+    successes: AtomicU64,
+    progress: AtomicU64,
+    ttft_us: AtomicU64,
+    ttft_at_ms: AtomicU64,
+    resting_until_ms: AtomicU64,
+    /// Facts for `/metrics`.
+    pub counters: Counters,
+}
+
+/// Monotone counts for `/metrics`.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Changes of health after the first.
+    pub flaps: AtomicU64,
+    /// Probes by result: ok, timeout, refused, bad status, neutral timeout.
+    pub probes: [AtomicU64; 5],
+    /// Times the breaker opened.
+    pub breaker_opened: AtomicU64,
+    /// Fresh starts of this backend's actors.
+    pub actor_restarts: AtomicU64,
+}
+
+impl Counters {
+    /// The labels of [`Counters::probes`], in order.
+    pub const PROBE_RESULTS: [&'static str; 5] =
+        ["ok", "timeout", "refused", "bad_status", "neutral"];
+
+    /// Counts one probe.
+    pub fn count_probe(&self, probe: Probe, progressed: bool) {
+        let index = match probe {
+            Probe::Ok => 0,
+            Probe::TimedOut if progressed => 4,
+            Probe::TimedOut => 1,
+            Probe::Refused => 2,
+            Probe::BadStatus(_) => 3,
+        };
+        self.probes[index].fetch_add(1, Relaxed);
+    }
+}
+
+impl Default for LiveNumbers {
+    fn default() -> Self {
+        LiveNumbers {
+            born: now(),
+            in_flight: AtomicU32::new(0),
+            successes: AtomicU64::new(0),
+            progress: AtomicU64::new(0),
+            ttft_us: AtomicU64::new(0),
+            ttft_at_ms: AtomicU64::new(0),
+            resting_until_ms: AtomicU64::new(0),
+            counters: Counters::default(),
+        }
+    }
+}
+
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
+impl LiveNumbers {
+    fn age_ms(&self, at: Instant) -> u64 {
+        at.saturating_duration_since(self.born).as_millis() as u64
+    }
+
+    /// What a decision at `at` reads.
+    pub fn load(&self, at: Instant) -> Load {
+        let age = self.age_ms(at);
+        let ttft = self.ttft_us.load(Relaxed);
+        let sampled_ago = age.saturating_sub(self.ttft_at_ms.load(Relaxed));
+        let fresh = ttft > 0 && sampled_ago <= TTFT_FRESH.as_millis() as u64;
+        Load {
+            in_flight: self.in_flight.load(Relaxed),
+            ttft_us: fresh.then_some(ttft),
+            resting: age < self.resting_until_ms.load(Relaxed),
+        }
+    }
+
+    /// Requests that were sent and have not ended.
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight.load(Relaxed)
+    }
+
+    /// All requests that the backend answered as it should.
+    pub fn successes(&self) -> u64 {
+        self.successes.load(Relaxed)
+    }
+
+    /// Answer chunks so far: moves while tokens flow.
+    pub fn progress(&self) -> u64 {
+        self.progress.load(Relaxed)
+    }
+
+    /// An answer chunk came.
+    pub fn record_progress(&self) {
+        self.progress.fetch_add(1, Relaxed);
+    }
+
+    /// A stream's first byte came.
+    pub fn record_ttft(&self, ttft: Duration) {
+        let at = now();
+        let sample = (ttft.as_micros() as u64).max(1);
+        let old = self.load(at).ttft_us.unwrap_or(sample);
+        // a lost update between two threads costs one sample of weight an eighth
+        let new = old - (old >> EWMA_SHIFT) + (sample >> EWMA_SHIFT);
+        self.ttft_us.store(new.max(1), Relaxed);
+        self.ttft_at_ms.store(self.age_ms(at), Relaxed);
+    }
+
+    /// The backend asked for patience.
+    pub fn rest(&self, retry_after: Option<Duration>) {
+        let wait = retry_after.unwrap_or(REST_DEFAULT).min(REST_MAX);
+        let until = self.age_ms(now()) + wait.as_millis() as u64;
+        self.resting_until_ms.fetch_max(until, Relaxed);
+    }
+
+    pub(super) fn enter(&self) {
+        self.in_flight.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn leave(&self) {
+        self.in_flight.fetch_sub(1, Relaxed);
+    }
+
+    pub(super) fn count_success(&self) {
+        self.successes.fetch_add(1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_average_follows_and_a_stale_one_counts_as_unsampled() {
+        let live = LiveNumbers::default();
+        assert_eq!(live.load(now()).ttft_us, None);
+        live.record_ttft(Duration::from_millis(80));
+        assert_eq!(live.load(now()).ttft_us, Some(80_000));
+        for _ in 0..60 {
+            live.record_ttft(Duration::from_millis(8));
+        }
+        let settled = live.load(now()).ttft_us.unwrap();
+        assert!((8_000..8_100).contains(&settled), "{settled}");
+        let much_later = now() + TTFT_FRESH * 2;
+        assert_eq!(live.load(much_later).ttft_us, None);
+    }
+
+    #[test]
+    fn a_rest_is_never_longer_than_its_limit() {
+        let live = LiveNumbers::default();
+        live.rest(Some(Duration::from_secs(3600)));
+        assert!(live.load(now()).resting);
+        assert!(!live.load(now() + REST_MAX * 2).resting);
+    }
+}

@@ -1,0 +1,63 @@
+//! A backend's description and its live numbers: atomics that every thread may read and that
+//! guards count up and down.
+
+mod in_flight;
+mod live;
+mod url;
+
+pub use in_flight::{BreakerLink, InFlight, Outcome, ProbeTicket};
+pub use live::{Counters, LiveNumbers};
+pub use url::{BackendUrl, UrlFault};
+
+use routing::ids::BackendId;
+use routing::view::Role;
+use std::sync::Arc;
+
+/// What the settings say of a backend.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BackendSpec {
+    /// The unique name.
+    pub name: Arc<str>,
+    /// Where it listens.
+    pub url: BackendUrl,
+    /// Its part in split serving.
+    pub role: Role,
+    /// Its share relative to others, at least 1.
+    pub weight: u32,
+    /// The models it serves; empty: ask its `/v1/models`.
+    pub models: Vec<Arc<str>>,
+    /// Sent as `Authorization: Bearer …` to this backend only; never printed.
+    pub api_key: Option<Secret>,
+}
+
+/// A value that no log line shows.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(pub Arc<str>);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// A backend for as long as anybody uses it: guards keep it alive after it left the directory.
+#[derive(Debug)]
+pub struct Backend {
+    /// Stable for the life of the process.
+    pub id: BackendId,
+    /// Its settings.
+    pub spec: BackendSpec,
+    /// Its numbers.
+    pub live: LiveNumbers,
+}
+
+impl Backend {
+    /// A backend that nothing has been sent to.
+    pub fn new(id: BackendId, spec: BackendSpec) -> Self {
+        Backend {
+            id,
+            spec,
+            live: LiveNumbers::default(),
+        }
+    }
+}

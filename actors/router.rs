@@ -1,0 +1,170 @@
+//! Decides for one HTTP worker, on that worker's own thread: reads the directory once per
+//! request, runs the pure choice and answers at once. It never waits.
+
+use crate::backend::InFlight;
+use crate::directory::Directory;
+use crate::support::watch::Intensity;
+use actix::{Actor, Addr, Context, Handler, Message};
+use routing::choose::{Ask, ChoiceRules, NoBackend, Reason, choose};
+use routing::ids::{BackendId, PrefixKey, SessionKey};
+use routing::strategy::{Chance, Rotation};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tracing::{error, warn};
+
+/// Asks where a request goes. The answer holds the backend's in-flight count.
+#[derive(Debug, Message)]
+#[rtype(result = "Result<Placement, NoBackend>")]
+pub struct Route {
+    /// The model, as backends name it.
+    pub model: Arc<str>,
+    /// Equal for requests that begin alike.
+    pub prefix: Option<PrefixKey>,
+    /// Equal for requests of one session.
+    pub session: Option<SessionKey>,
+    /// Backends that already failed this request; at most the attempts allowed.
+    pub tried: Vec<BackendId>,
+}
+
+/// Where a request goes, and why.
+pub struct Placement {
+    /// Counts the attempt until it is dropped.
+    pub in_flight: InFlight,
+    /// Why this backend.
+    pub reason: Reason,
+}
+
+/// See the module.
+pub struct Router {
+    directory: Directory,
+    rules: ChoiceRules,
+    rotation: Rotation,
+    chance: Chance,
+}
+
+impl Router {
+    /// A router with a rotation of its own.
+    pub fn new(directory: Directory, rules: ChoiceRules) -> Self {
+        Router {
+            directory,
+            rules,
+            rotation: Rotation::default(),
+            chance: Chance(fastrand::u64(..)),
+        }
+    }
+}
+
+impl Actor for Router {
+    type Context = Context<Self>;
+}
+
+impl Handler<Route> for Router {
+    type Result = Result<Placement, NoBackend>;
+
+    fn handle(&mut self, route: Route, _: &mut Self::Context) -> Self::Result {
+        let snapshot = self.directory.load();
+        let live = snapshot.live(tokio::time::Instant::now().into_std());
+        let ask = Ask {
+            model: &route.model,
+            prefix: route.prefix,
+            session: route.session,
+            role: None, // split serving is off: every worker serves whole requests
+            tried: &route.tried,
+        };
+        loop {
+            let plan = choose(
+                &self.rules,
+                &snapshot.view,
+                &live,
+                &ask,
+                &mut self.rotation,
+                &mut self.chance,
+            )?;
+            // another worker thread may take the half-open probe first; then it is no longer
+            // free, and the next round does not see it
+            if let Some(in_flight) = snapshot.enter(plan.slot) {
+                let reason = plan.reason;
+                return Ok(Placement { in_flight, reason });
+            }
+        }
+    }
+}
+
+crate::support::fault::panics_on_request!(Router);
+
+/// Starts of routers beyond the first, over all threads, for `/metrics`.
+#[derive(Debug, Default)]
+pub struct RouterRestarts(AtomicU64);
+
+impl RouterRestarts {
+    /// The count so far.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Everything needed to start a router on the present thread.
+#[derive(Clone)]
+pub struct RouterSeed {
+    gateway: u64,
+    directory: Directory,
+    rules: ChoiceRules,
+    restarts: Arc<RouterRestarts>,
+}
+
+thread_local! {
+    // per thread, not per app: the app factory runs once per bound address on the same thread
+    static ROUTERS: RefCell<HashMap<u64, Slot>> = RefCell::default();
+}
+
+struct Slot {
+    addr: Addr<Router>,
+    intensity: Intensity,
+}
+
+impl RouterSeed {
+    /// For one gateway; several in one process keep apart.
+    pub fn new(directory: Directory, rules: ChoiceRules) -> Self {
+        static GATEWAYS: AtomicU64 = AtomicU64::new(0);
+        RouterSeed {
+            gateway: GATEWAYS.fetch_add(1, Ordering::Relaxed),
+            directory,
+            rules,
+            restarts: Arc::default(),
+        }
+    }
+
+    /// Restarts over all threads.
+    pub fn restarts(&self) -> Arc<RouterRestarts> {
+        self.restarts.clone()
+    }
+
+    /// This thread's router: started at the first call, replaced when it has died. None when it
+    /// keeps dying.
+    pub fn router(&self) -> Option<Addr<Router>> {
+        let start = || Router::new(self.directory.clone(), self.rules).start();
+        ROUTERS.with_borrow_mut(|routers| {
+            let slot = routers.entry(self.gateway).or_insert_with(|| Slot {
+                addr: start(),
+                intensity: Intensity::default(),
+            });
+            if slot.addr.connected() {
+                return Some(slot.addr.clone());
+            }
+            let now = tokio::time::Instant::now().into_std();
+            if slot.intensity.next_start(now).is_none() {
+                error!(
+                    actor = "router",
+                    "actor keeps dying, not starting it again for now"
+                );
+                return None;
+            }
+            warn!(actor = "router", "actor died, starting a fresh one");
+            self.restarts.0.fetch_add(1, Ordering::Relaxed);
+            slot.addr = start();
+            Some(slot.addr.clone())
+        })
+    }
+}

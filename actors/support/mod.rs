@@ -1,0 +1,6 @@
+//! What actors share: watching children die, limits on restarts, published snapshots.
+
+pub mod fault;
+pub mod published;
+pub mod supervise;
+pub mod watch;

@@ -1,0 +1,103 @@
+//! The `backends` list.
+
+use super::reader::{Fault, Section};
+use super::sections::ExternalStorage;
+use actors::backend::{BackendSpec, BackendUrl, Secret};
+use routing::view::Role;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A label of metrics and a value of headers: long names help nobody.
+const NAME_LENGTH_MAX: usize = 128;
+
+pub(super) fn read(root: &Section<'_>) -> (Vec<BackendSpec>, BTreeMap<Arc<str>, ExternalStorage>) {
+    let mut specs = Vec::new();
+    let mut storage = BTreeMap::new();
+    for item in root.list("backends", "The engines. At least one.") {
+        let (spec, own) = backend(&item);
+        if let Some(own) = own {
+            storage.insert(spec.name.clone(), own);
+        }
+        specs.push(spec);
+    }
+    (specs, storage)
+}
+
+fn backend(s: &Section<'_>) -> (BackendSpec, Option<ExternalStorage>) {
+    let name = s.required(
+        "name",
+        "Unique; appears in logs, metrics and the x-tidegate-backend header.",
+    );
+    let visible = |b: u8| b.is_ascii_graphic();
+    if name.len() > NAME_LENGTH_MAX || !name.bytes().all(visible) {
+        s.fault(
+            "name",
+            format!("must be at most {NAME_LENGTH_MAX} visible ASCII characters without spaces"),
+        );
+    }
+    let text = s.required(
+        "url",
+        "http://host:port; a path before /v1 is kept, a trailing / or /v1 is not needed.",
+    );
+    let url = BackendUrl::parse(&text).unwrap_or_else(|fault| {
+        if !text.is_empty() {
+            s.fault("url", fault.to_string());
+        }
+        BackendUrl::parse("http://invalid").expect("is well formed")
+    });
+    let roles = [
+        ("unified", Role::Unified),
+        ("prefill", Role::Prefill),
+        ("decode", Role::Decode),
+    ];
+    let spec = BackendSpec {
+        name: name.into(),
+        url,
+        role: s.choice(
+            "role",
+            &roles,
+            "unified",
+            "unified, prefill or decode, for disaggregated_serving.",
+        ),
+        weight: s.int("weight", (1, 1..=1000), "Its share relative to others.") as u32,
+        models: s.texts(
+            "models",
+            "The models it serves; empty: its /v1/models is asked.",
+        ),
+        api_key: s
+            .secret(
+                "api_key",
+                "Sent to this backend as `Authorization: Bearer`, in place of the client's.",
+            )
+            .map(Secret),
+    };
+    let storage = ExternalStorage::read(&s.section("external_storage", "Storage that it shares KV through; default: disaggregated_serving.default_external_storage."));
+    (spec, storage)
+}
+
+pub(super) fn check(backends: &[BackendSpec], faults: &mut Vec<Fault>) {
+    if backends.is_empty() {
+        faults.push(Fault::new(
+            "backends",
+            "needs at least one backend with a name and a url",
+        ));
+    }
+    for (i, backend) in backends.iter().enumerate() {
+        let earlier = || backends[..i].iter().enumerate();
+        if let Some((j, _)) = earlier().find(|(_, e)| e.name == backend.name && !e.name.is_empty())
+        {
+            faults.push(Fault::new(
+                format!("backends[{i}].name"),
+                format!("`{}` is also the name of backends[{j}]", backend.name),
+            ));
+        }
+        if let Some((j, _)) =
+            earlier().find(|(_, e)| e.url == backend.url && e.url.host() != "invalid")
+        {
+            faults.push(Fault::new(
+                format!("backends[{i}].url"),
+                format!("is the same backend as backends[{j}]"),
+            ));
+        }
+    }
+}

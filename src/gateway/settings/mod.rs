@@ -1,0 +1,182 @@
+//! What the operator configures: read once at the start, checked whole, and then unchanged.
+//! Every key is named in exactly one place, the `read` function of its section, together with its
+//! default and its description; the reference file and `print-config` come from there.
+
+mod backends;
+mod layers;
+mod reader;
+mod reference;
+mod sections;
+mod suggest;
+mod units;
+
+pub use layers::{Environment, Source};
+pub use reader::{Fault, Faults};
+pub use reference::{effective_yaml, reference_yaml};
+pub use sections::{
+    BreakerSettings, CacheSettings, DisaggSettings, DrainSettings, ExternalStorage,
+    HealthCheckSettings, KvIndexSettings, LogFormat, LoggingSettings, PrefixSettings,
+    RetrySettings, ServerSettings, UpstreamSettings,
+};
+
+use actors::backend::BackendSpec;
+use reader::{Reader, Section};
+use routing::strategy::Strategy;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// All settings, valid together.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The listener and its limits.
+    pub server: ServerSettings,
+    /// What happens at SIGTERM.
+    pub drain: DrainSettings,
+    /// Log level and format.
+    pub logging: LoggingSettings,
+    /// What decides when nothing better is known.
+    pub selection_strategy: Strategy,
+    /// The header that names a session, for `ConsistentHash`.
+    pub session_header: String,
+    /// The prefix ring.
+    pub prefix_routing: PrefixSettings,
+    /// Names that clients may use for models, and the models behind them.
+    pub model_aliases: BTreeMap<Arc<str>, Arc<str>>,
+    /// Connections to backends.
+    pub upstream: UpstreamSettings,
+    /// Second attempts.
+    pub retry: RetrySettings,
+    /// The response cache (not active yet).
+    pub response_cache: CacheSettings,
+    /// The KV index (not active yet).
+    pub kv_cache_index: KvIndexSettings,
+    /// Split serving (not active yet).
+    pub disaggregated_serving: DisaggSettings,
+    /// The engines.
+    pub backends: Vec<BackendSpec>,
+    /// Storage named by backends of their own, by backend name.
+    pub backend_storage: BTreeMap<Arc<str>, ExternalStorage>,
+    /// Probes.
+    pub health_checks: HealthCheckSettings,
+    /// Circuit breakers.
+    pub circuit_breaker: BreakerSettings,
+}
+
+/// Settings with the values that they came from.
+#[derive(Debug, Clone)]
+pub struct Loaded {
+    /// Valid together.
+    pub settings: Settings,
+    /// Every key with its effective value, secrets masked, for `print-config`.
+    pub effective: Vec<reader::Known>,
+    /// What is legal but probably not meant.
+    pub warnings: Vec<Fault>,
+}
+
+/// Reads layered sources: defaults < files in order < environment. All faults are reported at once.
+pub fn load(sources: &[Source], environment: &Environment) -> Result<Loaded, Faults> {
+    let tree = layers::merge(sources, environment)?;
+    let reader = Reader::new(&tree);
+    let settings = read(&Section::root(&reader));
+    let (mut faults, mut warnings, effective) = reader.finish(&known_paths());
+    check_together(&settings, &mut faults, &mut warnings);
+    if faults.is_empty() {
+        return Ok(Loaded {
+            settings,
+            effective,
+            warnings,
+        });
+    }
+    Err(Faults(faults))
+}
+
+/// Every key there is, with default and description; list elements appear once, as `[]`.
+pub(crate) fn schema() -> Vec<reader::Known> {
+    let empty = Value::Null;
+    let reader = Reader::for_schema(&empty);
+    read(&Section::root(&reader));
+    reader.finish(&[]).2
+}
+
+fn known_paths() -> Vec<String> {
+    schema().into_iter().map(|known| known.path).collect()
+}
+
+fn read(root: &Section<'_>) -> Settings {
+    let server = ServerSettings::read(
+        &root.section("server", "Where the gateway listens, and what it accepts."),
+    );
+    let drain = DrainSettings::read(&root.section(
+        "drain",
+        "What happens at SIGTERM or Ctrl-C. A second signal ends the process at once.",
+    ));
+    let logging = LoggingSettings::read(&root.section("logging", "Log lines, on standard error."));
+    let selection_strategy = root.choice(
+        "selection_strategy",
+        &Strategy::ALL,
+        "LeastConnections",
+        "How a backend is picked when neither cache nor prefix says more. LeastLatency goes by the time to first token of streams; ConsistentHash by session_header, else by the request's `user`, and by load where both are missing.",
+    );
+    let session_header = root.text(
+        "session_header",
+        "x-session-id",
+        "The request header that names a session, for ConsistentHash.",
+    );
+    let prefix_routing = PrefixSettings::read(&root.section("prefix_routing", "Requests that begin alike meet on one backend, until it has more than its share (consistent hashing with bounded loads)."));
+    let model_aliases = root.map("model_aliases", "Names that clients may use, and the model that serves each. Answers carry the name that the client used.");
+    let upstream = UpstreamSettings::read(&root.section("upstream", "Connections to backends. There is no total timeout: a stream may last as long as it flows."));
+    let retry = RetrySettings::read(&root.section(
+        "retry",
+        "Second attempts, always on another backend, and never once a byte has reached the client.",
+    ));
+    let response_cache = CacheSettings::read(&root.section("response_cache", "Answers to repeated deterministic requests. Parsed and checked; not active in this version."));
+    let kv_cache_index = KvIndexSettings::read(&root.section("kv_cache_index", "Which backend holds which KV blocks, from the engines' own events. Parsed and checked; not active in this version."));
+    let disaggregated_serving = DisaggSettings::read(&root.section("disaggregated_serving", "Prefill on one backend, decode on another. Parsed and checked; not active in this version: roles are ignored and every backend serves whole requests."));
+    let (backends, backend_storage) = backends::read(root);
+    let health_checks = HealthCheckSettings::read(&root.section("health_checks", "Probes. A backend that has not answered yet is probed every 500 ms; it takes requests after its first good answer."));
+    let circuit_breaker = BreakerSettings::read(&root.section("circuit_breaker", "Takes a backend out of rotation after failures in a row, then tries one request at a time."));
+    Settings {
+        server,
+        drain,
+        logging,
+        selection_strategy,
+        session_header,
+        prefix_routing,
+        model_aliases,
+        upstream,
+        retry,
+        response_cache,
+        kv_cache_index,
+        disaggregated_serving,
+        backends,
+        backend_storage,
+        health_checks,
+        circuit_breaker,
+    }
+}
+
+/// Rules that join sections.
+fn check_together(settings: &Settings, faults: &mut Vec<Fault>, warnings: &mut Vec<Fault>) {
+    backends::check(&settings.backends, faults);
+    let names: Vec<&str> = settings.backends.iter().map(|b| &*b.name).collect();
+    settings
+        .kv_cache_index
+        .check(&names, settings.response_cache.redis.url.is_some(), faults);
+    settings.response_cache.check(faults);
+    settings
+        .disaggregated_serving
+        .check(&settings.backends, faults, warnings);
+    for (alias, target) in &settings.model_aliases {
+        if settings.model_aliases.contains_key(target) {
+            let path = format!("model_aliases.{alias}");
+            faults.push(Fault::new(
+                path,
+                format!("points to `{target}`, which is an alias itself"),
+            ));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,194 @@
+//! `kv_cache_index`.
+
+use crate::settings::reader::{Fault, Section};
+use std::time::Duration;
+
+/// `kv_cache_index`.
+#[derive(Debug, Clone)]
+pub struct KvIndexSettings {
+    /// Whether it is used.
+    pub enabled: bool,
+    /// Whether gateways share it through Redis.
+    pub shared: bool,
+    /// Pairs of block and holder.
+    pub max_entries: u64,
+    /// How long an entry lives.
+    pub entry_ttl: Duration,
+    /// How overlap, load and health weigh.
+    pub scoring: ScoringSettings,
+    /// Whether storage copies count.
+    pub storage_offloading: bool,
+    /// Whether an eviction means an offload.
+    pub treat_eviction_as_offload: bool,
+    /// Where events come from.
+    pub event_sources: Vec<EventSource>,
+}
+
+/// `kv_cache_index.scoring`.
+#[derive(Debug, Clone)]
+pub struct ScoringSettings {
+    /// Of overlap.
+    pub overlap_weight: f64,
+    /// Of low load.
+    pub load_weight: f64,
+    /// Of health.
+    pub health_weight: f64,
+    /// Coverage below which overlap does not count.
+    pub min_overlap_threshold: f64,
+    /// Of a block in GPU memory.
+    pub gpu_tier_weight: f64,
+    /// Of a block in CPU memory.
+    pub cpu_tier_weight: f64,
+    /// Of a block in storage.
+    pub storage_tier_weight: f64,
+}
+
+impl ScoringSettings {
+    fn read(s: &Section<'_>) -> Self {
+        let weight = |key, default, doc| s.number(key, (default, 0.0, 1.0), doc);
+        ScoringSettings {
+            overlap_weight: weight(
+                "overlap_weight",
+                0.6,
+                "Of the prompt's share that is cached there.",
+            ),
+            load_weight: weight("load_weight", 0.3, "Of low load."),
+            health_weight: weight("health_weight", 0.1, "Of health."),
+            min_overlap_threshold: weight(
+                "min_overlap_threshold",
+                0.3,
+                "Overlap counts when some backend covers at least this share of the prompt.",
+            ),
+            gpu_tier_weight: weight("gpu_tier_weight", 1.0, "Of a block in GPU memory."),
+            cpu_tier_weight: weight("cpu_tier_weight", 0.8, "Of a block in CPU memory."),
+            storage_tier_weight: weight(
+                "storage_tier_weight",
+                0.6,
+                "Of a block in external storage.",
+            ),
+        }
+    }
+}
+
+/// One of `kv_cache_index.event_sources`.
+#[derive(Debug, Clone)]
+pub struct EventSource {
+    /// Whose events.
+    pub backend_name: String,
+    /// Where they come from.
+    pub endpoint: String,
+    /// Before the first reconnect.
+    pub reconnect_interval: Duration,
+}
+
+/// The schemes of [`EventSource::endpoint`].
+const EVENT_SCHEMES: [&str; 5] = ["tcp://", "ws://", "wss://", "http://", "https://"];
+
+impl KvIndexSettings {
+    // top to bottom: this is also the order of the reference file
+    pub(in crate::settings) fn read(s: &Section<'_>) -> Self {
+        let enabled = s.flag("enabled", false, "Whether the index is kept and used.");
+        let shared = s.choice(
+            "backend",
+            &[("memory", false), ("redis", true)],
+            "memory",
+            "memory, or redis to share it between gateways (uses response_cache.redis).",
+        );
+        let max_entries = s.int(
+            "max_entries",
+            (500_000, 1..=u64::MAX),
+            "Pairs of block and holder.",
+        );
+        let entry_ttl_seconds = s.int(
+            "entry_ttl_seconds",
+            (900, 1..=31_536_000),
+            "How long an entry lives, in seconds.",
+        );
+        let scoring = ScoringSettings::read(
+            &s.section("scoring", "How a backend's overlap, load and health weigh."),
+        );
+        let offloading = s.section(
+            "storage_offloading",
+            "Blocks that left the GPU for external storage.",
+        );
+        let storage_offloading = offloading.flag("enabled", true, "Whether storage copies count.");
+        let treat_eviction_as_offload = offloading.flag(
+            "treat_eviction_as_offload",
+            false,
+            "For engines that announce evictions but no offloads.",
+        );
+        let sources = s.list("event_sources", "Where each backend's KV events come from.");
+        KvIndexSettings {
+            enabled,
+            shared,
+            max_entries,
+            entry_ttl: Duration::from_secs(entry_ttl_seconds),
+            scoring,
+            storage_offloading,
+            treat_eviction_as_offload,
+            event_sources: sources.iter().map(EventSource::read).collect(),
+        }
+    }
+
+    pub(in crate::settings) fn check(
+        &self,
+        backends: &[&str],
+        redis: bool,
+        faults: &mut Vec<Fault>,
+    ) {
+        for (i, source) in self.event_sources.iter().enumerate() {
+            let path = |key: &str| format!("kv_cache_index.event_sources[{i}].{key}");
+            if !source.backend_name.is_empty() && !backends.contains(&&*source.backend_name) {
+                let names = backends.join(", ");
+                faults.push(Fault::new(
+                    path("backend_name"),
+                    format!(
+                        "no backend is named `{}`; there are: {names}",
+                        source.backend_name
+                    ),
+                ));
+            }
+            let earlier = &self.event_sources[..i];
+            if earlier
+                .iter()
+                .any(|e| e.endpoint == source.endpoint && e.backend_name == source.backend_name)
+            {
+                faults.push(Fault::new(
+                    path("endpoint"),
+                    "is listed twice for the same backend",
+                ));
+            }
+        }
+        if self.enabled && self.shared && !redis {
+            faults.push(Fault::new(
+                "response_cache.redis.url",
+                "is required by kv_cache_index.backend: redis",
+            ));
+        }
+    }
+}
+
+impl EventSource {
+    fn read(s: &Section<'_>) -> Self {
+        let endpoint = s.required("endpoint", "tcp:// (ZeroMQ), ws://, wss://, http:// or https:// (WebSocket or server-sent events).");
+        if !endpoint.is_empty()
+            && !EVENT_SCHEMES
+                .iter()
+                .any(|scheme| endpoint.starts_with(scheme))
+        {
+            s.fault(
+                "endpoint",
+                format!("must begin with one of {}", EVENT_SCHEMES.join(", ")),
+            );
+        }
+        EventSource {
+            backend_name: s.required("backend_name", "The backend's name."),
+            endpoint,
+            reconnect_interval: Duration::from_millis(s.int(
+                "reconnect_interval_ms",
+                (5000, 1..=600_000),
+                "Before the first reconnect, in milliseconds.",
+            )),
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! The sections of the settings: what each key means, its default, and its limits.
+
+mod cache;
+mod disagg;
+mod kv_index;
+mod placement;
+mod server;
+
+pub use cache::{CacheBackend, CacheSettings, ObjectStoreSettings, RedisSettings};
+pub use disagg::{DisaggSettings, ExternalStorage};
+pub use kv_index::{EventSource, KvIndexSettings, ScoringSettings};
+pub use placement::{
+    BreakerSettings, HealthCheckSettings, PrefixSettings, RetrySettings, UpstreamSettings,
+};
+pub use server::{DrainSettings, LogFormat, LoggingSettings, ServerSettings};

@@ -1,0 +1,97 @@
+//! `server`, `drain` and `logging`.
+
+use crate::settings::reader::Section;
+use std::time::Duration;
+
+/// `server`.
+#[derive(Debug, Clone)]
+pub struct ServerSettings {
+    /// Address to bind.
+    pub host: String,
+    /// Port to bind; 0 lets the system choose.
+    pub port: u16,
+    /// HTTP worker threads.
+    pub workers: usize,
+    /// Bytes of one request body.
+    pub max_request_body: usize,
+    /// For reading one request body.
+    pub request_body_timeout: Duration,
+    /// Bytes of all request bodies held at one time.
+    pub max_buffered_request_bytes: usize,
+    /// Client connections per worker.
+    pub max_connections: usize,
+    /// Between two requests on one client connection.
+    pub keep_alive: Duration,
+    /// How long a client may read nothing of what was sent to it.
+    pub client_write_timeout: Duration,
+}
+
+impl ServerSettings {
+    pub(in crate::settings) fn read(s: &Section<'_>) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let workers = s.int(
+            "workers",
+            (0, 0..=1024),
+            "HTTP worker threads; 0 means one per core.",
+        ) as usize;
+        ServerSettings {
+            host: s.text("host", "0.0.0.0", "Address to listen on."),
+            port: s.int("port", (8080, 0..=65535), "TCP port to listen on.") as u16,
+            workers: if workers == 0 { cores } else { workers },
+            max_request_body: s.size("max_request_body", 32 << 20, "The largest request body; a larger one is refused with 413.") as usize,
+            request_body_timeout: s.duration("request_body_timeout", "30s", "How long a client may take to send its body; then 408."),
+            max_buffered_request_bytes: s.size("max_buffered_request_bytes", 1 << 30, "All request bodies held at one time; beyond it new ones are refused with 503.") as usize,
+            max_connections: s.int("max_connections", (25_000, 1..=u64::MAX), "Client connections per worker thread.") as usize,
+            keep_alive: s.duration("keep_alive", "75s", "How long an idle client connection is kept."),
+            client_write_timeout: s.duration("client_write_timeout", "60s", "A client that reads nothing of what was sent to it for this long is dropped, and its backend slot freed (Linux)."),
+        }
+    }
+}
+
+/// `drain`.
+#[derive(Debug, Clone)]
+pub struct DrainSettings {
+    /// Between `/ready` turning 503 and the listener closing.
+    pub delay: Duration,
+    /// For requests that are still running.
+    pub timeout: Duration,
+}
+
+impl DrainSettings {
+    pub(in crate::settings) fn read(s: &Section<'_>) -> Self {
+        DrainSettings {
+            delay: s.duration("delay", "0s", "How long /ready answers 503 while requests are still accepted, so that load balancers can look away. Set it to two probe intervals of your balancer."),
+            timeout: s.duration("timeout", "30s", "How long running requests may go on; streams still open then end with an error event."),
+        }
+    }
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For machines.
+    Json,
+}
+
+/// `logging`.
+#[derive(Debug, Clone)]
+pub struct LoggingSettings {
+    /// A `tracing` filter.
+    pub level: String,
+    /// How lines look.
+    pub format: LogFormat,
+    /// One line per request.
+    pub access: bool,
+}
+
+impl LoggingSettings {
+    pub(in crate::settings) fn read(s: &Section<'_>) -> Self {
+        LoggingSettings {
+            level: s.text("level", "info", "error, warn, info, debug or trace; also per module, for example \"info,actors=debug\"."),
+            format: s.choice("format", &[("text", LogFormat::Text), ("json", LogFormat::Json)], "text", "text or json."),
+            access: s.flag("access", true, "One line per request."),
+        }
+    }
+}

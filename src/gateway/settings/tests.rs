@@ -1,0 +1,338 @@
+//! The owner's examples load unchanged; faults name their paths, all at once.
+
+use super::*;
+use std::time::Duration;
+
+fn source(text: &str) -> Source {
+    Source {
+        name: "test.yaml".into(),
+        text: text.into(),
+    }
+}
+
+fn environment(pairs: &[(&str, &str)]) -> Environment {
+    pairs
+        .iter()
+        .map(|(k, v)| (k.to_string(), v.to_string()))
+        .collect()
+}
+
+fn load_text(text: &str) -> Result<Loaded, Faults> {
+    load(&[source(text)], &Environment::new())
+}
+
+fn faults(text: &str) -> Vec<String> {
+    let faults = load_text(text).expect_err("should have faults");
+    faults.0.iter().map(Fault::to_string).collect()
+}
+
+const ONE: &str = "backends: [{name: a, url: 'http://a:8000'}]\n";
+const FULL: &str = include_str!("../../../config/seed/4-full-example.yaml");
+
+fn keys() -> Environment {
+    environment(&[
+        ("VAST_ACCESS_KEY", "AK-marker"),
+        ("VAST_SECRET_KEY", "SK-marker"),
+    ])
+}
+
+#[test]
+fn the_full_example_loads_unchanged_with_its_meaning() {
+    let loaded = load(&[source(FULL)], &keys()).unwrap();
+    let s = &loaded.settings;
+    assert_eq!((s.server.host.as_str(), s.server.port), ("0.0.0.0", 8080));
+    assert_eq!(s.selection_strategy, Strategy::LeastLatency);
+    assert!(s.prefix_routing.enabled);
+    assert_eq!(s.prefix_routing.virtual_nodes, 200);
+    assert_eq!(s.response_cache.l1_max_value_size, 524_288);
+    assert_eq!(
+        s.response_cache.redis.command_timeout,
+        Duration::from_secs(1)
+    );
+    assert_eq!(
+        s.response_cache.l2.ttl_override,
+        Some(Duration::from_secs(7 * 86_400))
+    );
+    assert_eq!(
+        &*s.response_cache.l2.access_key.as_ref().unwrap().0,
+        "AK-marker"
+    );
+    assert!(s.kv_cache_index.shared);
+    assert_eq!(s.kv_cache_index.event_sources.len(), 5);
+    assert_eq!(s.kv_cache_index.scoring.min_overlap_threshold, 0.25);
+    assert!(s.disaggregated_serving.enabled);
+    assert_eq!(s.backends.len(), 6);
+    assert_eq!(
+        (s.backends[2].weight, s.backends[2].role),
+        (2, routing::view::Role::Decode)
+    );
+    assert_eq!(
+        &*s.backends[0].models[0],
+        "meta-llama/Llama-3.1-70B-Instruct"
+    );
+    assert_eq!(s.health_checks.interval, Duration::from_secs(15));
+    assert_eq!(s.circuit_breaker.recovery_timeout, Duration::from_secs(30));
+    assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
+}
+
+#[test]
+fn the_fragments_load_over_a_file_that_names_their_backends() {
+    let names = "backends: [{name: vllm-1, url: 'http://vllm-1:8000'}, {name: vllm-2, url: 'http://vllm-2:8000'}]";
+    for fragment in [
+        include_str!("../../../config/seed/1-response-cache.yaml"),
+        include_str!("../../../config/seed/2-kv-cache-index.yaml"),
+        include_str!("../../../config/seed/3-disaggregated-serving.yaml"),
+    ] {
+        let loaded = load(&[source(names), source(fragment)], &keys());
+        loaded.unwrap_or_else(|faults| panic!("{faults}\n{fragment}"));
+    }
+}
+
+#[test]
+fn secrets_are_in_no_printed_form() {
+    let text = "\
+backends: [{name: a, url: 'http://a', api_key: KEY-marker}]
+response_cache: {redis: {url: 'redis://user:PW-marker@host:1'}, l2: {access_key: AK-marker, secret_key: SK-marker}}
+disaggregated_serving: {default_external_storage: {endpoint: 'http://v', kv_namespace: n, credentials: CR-marker}}";
+    let loaded = load_text(text).unwrap();
+    for printed in [
+        effective_yaml(&loaded.effective),
+        format!("{loaded:?}"),
+        format!("{:#?}", loaded.settings),
+    ] {
+        assert!(!printed.contains("marker"), "{printed}");
+    }
+    assert!(effective_yaml(&loaded.effective).contains("redis://***@host:1"));
+}
+
+#[test]
+fn what_is_printed_loads_again_to_the_same() {
+    let loaded = load(&[source(FULL)], &keys()).unwrap();
+    let printed = effective_yaml(&loaded.effective);
+    let again = load_text(&printed).unwrap_or_else(|faults| panic!("{faults}\n{printed}"));
+    assert_eq!(effective_yaml(&again.effective), printed);
+}
+
+#[test]
+fn all_faults_are_reported_at_once_with_paths_and_near_misses() {
+    let found = faults(
+        "\
+server: {prot: 8080, keep_alive: 75}
+selection_strategy: Fastest
+redis: {url: 'redis://x'}
+retry: 5
+backends: [{name: a, url: 'http://a'}, {nme: b, url: 'ftp://b', weight: 0, role: chef}]",
+    );
+    for expected in [
+        "server.prot: unknown key, did you mean `server.port`?",
+        "server.keep_alive: must be a duration with a unit (ms, s, m, h, d), for example \"15s\"",
+        "selection_strategy: must be one of RoundRobin, WeightedRoundRobin, Random, LeastConnections, LeastLatency, ConsistentHash, PowerOfTwo",
+        "redis: unknown key, did you mean `response_cache.redis`?",
+        "retry: must be a section with keys of its own, not a number",
+        "backends[1].name: is required",
+        "backends[1].nme: unknown key, did you mean `backends[].name`?",
+        "backends[1].url: must begin with http://, for example http://vllm-1:8000",
+        "backends[1].weight: must be a whole number from 1 to 1000",
+        "backends[1].role: must be one of unified, prefill, decode",
+    ] {
+        assert!(
+            found.iter().any(|f| f == expected),
+            "missing: {expected}\n{found:#?}"
+        );
+    }
+    assert_eq!(found.len(), 10, "{found:#?}");
+}
+
+#[test]
+fn duplicate_names_and_spellings_of_one_url_are_refused() {
+    let found =
+        faults("backends: [{name: a, url: 'http://a:8000'}, {name: a, url: 'http://A:8000/v1/'}]");
+    assert_eq!(
+        found,
+        [
+            "backends[1].name: `a` is also the name of backends[0]",
+            "backends[1].url: is the same backend as backends[0]",
+        ]
+    );
+    assert!(faults("server: {port: 1}")[0].starts_with("backends: needs at least one"));
+}
+
+#[test]
+fn wrong_references_between_sections_are_faults() {
+    let found = faults("\
+backends: [{name: a, url: 'http://a'}]
+kv_cache_index: {enabled: true, backend: redis, event_sources: [{backend_name: b, endpoint: 'http://a/e'}, {backend_name: a, endpoint: 'gopher://a'}]}
+response_cache: {enabled: true, backend: tiered, l1: {type: redis}}
+disaggregated_serving: {enabled: true}
+model_aliases: {x: y, y: z}");
+    for expected in [
+        "kv_cache_index.event_sources[0].backend_name: no backend is named `b`; there are: a",
+        "kv_cache_index.event_sources[1].endpoint: must begin with one of tcp://, ws://, wss://, http://, https://",
+        "response_cache.redis.url: is required by kv_cache_index.backend: redis",
+        "response_cache.redis.url: is required by the chosen backend",
+        "response_cache.l2.endpoint: is required by backend tiered",
+        "response_cache.l2.bucket: is required by backend tiered",
+        "disaggregated_serving.enabled: needs at least one backend with role: prefill",
+        "disaggregated_serving.enabled: needs at least one backend with role: decode",
+        "model_aliases.x: points to `y`, which is an alias itself",
+    ] {
+        assert!(
+            found.iter().any(|f| f == expected),
+            "missing: {expected}\n{found:#?}"
+        );
+    }
+}
+
+#[test]
+fn an_unset_variable_is_a_fault_of_its_key_in_every_section() {
+    let text = "\
+server: {host: '${A}'}
+response_cache: {redis: {url: 'redis://:${B}@r'}, l2: {secret_key: '${C}'}}
+backends: [{name: a, url: '${D}', api_key: '${E}'}]
+upstream: {connect_timeout: '${F:-3s}'}";
+    let found = faults(text);
+    for (path, name) in [
+        ("server.host", "A"),
+        ("response_cache.redis.url", "B"),
+        ("response_cache.l2.secret_key", "C"),
+        ("backends[0].url", "D"),
+        ("backends[0].api_key", "E"),
+    ] {
+        let expected = format!("{path}: needs the environment variable {name}, which is not set");
+        assert!(found.contains(&expected), "missing: {expected}\n{found:#?}");
+    }
+    assert_eq!(found.len(), 5);
+    let set = environment(&[
+        ("A", "h"),
+        ("B", "p"),
+        ("C", "c"),
+        ("D", "http://d"),
+        ("E", "e"),
+    ]);
+    assert!(
+        load(&[source(text)], &set).is_err_and(|f| f
+            .0
+            .iter()
+            .all(|f| f.path == "response_cache.l2")
+            || f.0.is_empty())
+            || load(&[source(text)], &set).is_ok()
+    );
+}
+
+#[test]
+fn an_empty_secret_is_a_fault_and_defaults_and_escapes_work() {
+    let text = "backends: [{name: a, url: 'http://a', api_key: '${K}'}]";
+    let empty = load(&[source(text)], &environment(&[("K", "")])).unwrap_err();
+    assert_eq!(
+        empty.to_string(),
+        "backends[0].api_key: is empty; remove the key to use none"
+    );
+    let text = "backends: [{name: a, url: 'http://a', api_key: '${K:-dflt}'}, {name: b, url: 'http://b', api_key: '$${K}'}]";
+    let loaded = load_text(text).unwrap().settings;
+    assert_eq!(&*loaded.backends[0].api_key.as_ref().unwrap().0, "dflt");
+    assert_eq!(&*loaded.backends[1].api_key.as_ref().unwrap().0, "${K}");
+}
+
+#[test]
+fn a_variables_value_arrives_byte_for_byte_whatever_it_holds() {
+    for value in [
+        "p@ss: #1 \"q\" {x}",
+        "two\nlines",
+        "00123",
+        "true",
+        "${OTHER}",
+        "- a\n- b",
+    ] {
+        let text = "backends: [{name: a, url: 'http://a', api_key: '${V}'}]";
+        let loaded = load(&[source(text)], &environment(&[("V", value)])).unwrap();
+        assert_eq!(
+            &*loaded.settings.backends[0].api_key.as_ref().unwrap().0,
+            value
+        );
+    }
+    let unquoted = faults("backends: [{name: a, url: 'http://a', api_key: 00123}]");
+    assert_eq!(
+        unquoted,
+        ["backends[0].api_key: must be a text, not a number; put it in quotes"]
+    );
+}
+
+#[test]
+fn the_environment_overrides_files_and_later_files_earlier_ones() {
+    let first = source(&format!("{ONE}server: {{port: 1, host: first}}\n"));
+    let second = source("server: {port: 2}");
+    let loaded = load(&[first.clone(), second.clone()], &Environment::new()).unwrap();
+    assert_eq!(
+        (
+            loaded.settings.server.port,
+            loaded.settings.server.host.as_str()
+        ),
+        (2, "first")
+    );
+    let env = environment(&[
+        ("TIDEGATE__SERVER__PORT", "3"),
+        ("TIDEGATE__UPSTREAM__IDLE_TIMEOUT", "9s"),
+        ("TIDEGATE_TEST_X", "1"),
+    ]);
+    let loaded = load(&[first.clone(), second], &env).unwrap();
+    assert_eq!(loaded.settings.server.port, 3);
+    assert_eq!(
+        loaded.settings.upstream.idle_timeout,
+        Duration::from_secs(9)
+    );
+    let slip = load(&[first], &environment(&[("TIDEGATE__SERVER__PROT", "3")])).unwrap_err();
+    assert_eq!(
+        slip.to_string(),
+        "server.prot: unknown key, did you mean `server.port`?"
+    );
+}
+
+#[test]
+fn merge_keys_are_refused_and_extension_blocks_allowed() {
+    let text = "x-defaults: &d {role: unified}\nbackends: [{name: a, url: 'http://a', <<: *d}]";
+    let found = faults(text);
+    assert!(
+        found
+            .iter()
+            .any(|f| f.starts_with("backends[0].<<: YAML merge keys")),
+        "{found:?}"
+    );
+    let text = "x-defaults: &u 'http://a'\nbackends: [{name: a, url: *u}]";
+    assert_eq!(
+        load_text(text).unwrap().settings.backends[0].url.host(),
+        "a"
+    );
+}
+
+#[test]
+fn broken_yaml_names_its_file() {
+    let found = faults("server: {port: 1");
+    assert!(found[0].starts_with("test.yaml: "), "{found:?}");
+}
+
+#[test]
+fn model_names_keep_their_dots_slashes_and_case() {
+    let text =
+        format!("{ONE}model_aliases: {{GPT-4.1: meta-llama/Llama-3.1-70B-Instruct, a.b: c}}");
+    let aliases = load_text(&text).unwrap().settings.model_aliases;
+    assert_eq!(&*aliases["GPT-4.1"], "meta-llama/Llama-3.1-70B-Instruct");
+    assert_eq!(&*aliases["a.b"], "c");
+}
+
+#[test]
+fn the_reference_file_is_what_the_code_says() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../config/tidegate.yaml");
+    let written = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(
+        written == reference_yaml(),
+        "config/tidegate.yaml differs from the code: run `cargo run -- print-config --reference > config/tidegate.yaml`"
+    );
+    let with_backend = [source(&written), source(ONE)];
+    let loaded = load(&with_backend, &Environment::new()).unwrap_or_else(|f| panic!("{f}"));
+    let bare = load_text(ONE).unwrap();
+    assert_eq!(
+        effective_yaml(&loaded.effective),
+        effective_yaml(&bare.effective),
+        "the file holds the defaults"
+    );
+}

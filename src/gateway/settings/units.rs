@@ -1,0 +1,102 @@
+//! Durations ("250ms", "15s", "24h", "7d") and sizes (bytes, or "1MiB") as people write them.
+
+use std::time::Duration;
+
+/// Parses a duration; the unit is required.
+pub fn duration(text: &str) -> Option<Duration> {
+    let (number, unit) = split(text)?;
+    let seconds = match unit {
+        "ms" => number / 1000.0,
+        "s" => number,
+        "m" => number * 60.0,
+        "h" => number * 3600.0,
+        "d" => number * 86_400.0,
+        _ => return None,
+    };
+    Duration::try_from_secs_f64(seconds).ok()
+}
+
+/// Parses a size in bytes; without a unit it is bytes.
+pub fn size(text: &str) -> Option<u64> {
+    let (number, unit) = split(text)?;
+    let scale: u64 = match unit {
+        "" | "B" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        "KB" | "kB" => 1_000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        _ => return None,
+    };
+    let bytes = number * scale as f64;
+    (bytes <= u64::MAX as f64).then_some(bytes as u64)
+}
+
+fn split(text: &str) -> Option<(f64, &str)> {
+    let text = text.trim();
+    let end = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    let number: f64 = text[..end].parse().ok()?;
+    Some((number, text[end..].trim_start()))
+}
+
+/// The shortest way to write a duration that [`duration`] reads back.
+pub fn show_duration(duration: Duration) -> String {
+    let ms = duration.as_millis();
+    for (unit, length) in [
+        ("d", 86_400_000),
+        ("h", 3_600_000),
+        ("m", 60_000),
+        ("s", 1000),
+    ] {
+        if ms > 0 && ms.is_multiple_of(length) {
+            return format!("{}{unit}", ms / length);
+        }
+    }
+    if ms == 0 {
+        "0s".into()
+    } else {
+        format!("{ms}ms")
+    }
+}
+
+/// The shortest way to write a size that [`size`] reads back.
+pub fn show_size(bytes: u64) -> String {
+    for (unit, length) in [("GiB", 1u64 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)] {
+        if bytes > 0 && bytes.is_multiple_of(length) {
+            return format!("{}{unit}", bytes / length);
+        }
+    }
+    bytes.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shown_reads_back_and_nonsense_does_not_read() {
+        for (text, ms) in [
+            ("250ms", 250),
+            ("15s", 15_000),
+            ("90m", 5_400_000),
+            ("24h", 86_400_000),
+            ("7d", 604_800_000),
+            ("1.5s", 1500),
+            ("0s", 0),
+        ] {
+            let parsed = duration(text).unwrap();
+            assert_eq!(parsed.as_millis(), ms, "{text}");
+            assert_eq!(duration(&show_duration(parsed)), Some(parsed));
+        }
+        for text in ["15", "s", "-3s", "1w", "", "1.2.3s", "15 seconds"] {
+            assert_eq!(duration(text), None, "{text}");
+        }
+        assert_eq!(size("1MiB"), Some(1 << 20));
+        assert_eq!(size("524288"), Some(524_288));
+        assert_eq!(size("lots"), None);
+        assert_eq!(show_size(32 << 20), "32MiB");
+    }
+}

@@ -1,0 +1,5 @@
+//! x
+/// x
+pub fn run(_: crate::settings::Settings) -> i32 {
+    0
+}
