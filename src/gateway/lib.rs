@@ -4,3 +4,4 @@ pub mod cli;
 mod healthcheck;
 pub mod settings;
 pub mod startup;
+pub mod upstream;

@@ -14,9 +14,10 @@ pub use layers::{Environment, Source};
 pub use reader::{Fault, Faults};
 pub use reference::{effective_yaml, reference_yaml};
 pub use sections::{
-    BreakerSettings, CacheSettings, DisaggSettings, DrainSettings, ExternalStorage,
-    HealthCheckSettings, KvIndexSettings, LogFormat, LoggingSettings, PrefixSettings,
-    RetrySettings, ServerSettings, UpstreamSettings,
+    BreakerSettings, CacheBackend, CacheSettings, DisaggSettings, DrainSettings, EventSource,
+    ExternalStorage, HealthCheckSettings, KvIndexSettings, LogFormat, LoggingSettings,
+    ObjectStoreSettings, PrefixSettings, RedisSettings, RetrySettings, ScoringSettings,
+    ServerSettings, UpstreamSettings,
 };
 
 use actors::backend::BackendSpec;

@@ -1,0 +1,105 @@
+//! One connection to a backend.
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::{Body, Incoming};
+use hyper::client::conn::http1;
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+use tokio::net::TcpStream;
+
+/// What is sent in one piece.
+pub type RequestBody = Full<Bytes>;
+
+type Driver = http1::Connection<TokioIo<TcpStream>, RequestBody>;
+
+/// A connection that makes progress only while somebody polls it.
+pub struct Connection {
+    sender: http1::SendRequest<RequestBody>,
+    driver: Pin<Box<Driver>>,
+    ended: bool,
+    /// When it was opened.
+    pub opened: Instant,
+}
+
+/// The largest answer head; engines send far less.
+const HEAD_BYTES_MAX: usize = 64 * 1024;
+
+impl Connection {
+    /// Connects. Nagle's algorithm is off: it would hold back small writes for 40 ms.
+    pub async fn open(host: &str, port: u16) -> io::Result<Self> {
+        let stream = TcpStream::connect((host, port)).await?;
+        stream.set_nodelay(true)?;
+        let (sender, driver) = http1::Builder::new()
+            .max_buf_size(HEAD_BYTES_MAX.max(8192))
+            .handshake(TokioIo::new(stream))
+            .await
+            .map_err(io::Error::other)?;
+        Ok(Connection {
+            sender,
+            driver: Box::pin(driver),
+            ended: false,
+            opened: tokio::time::Instant::now().into_std(),
+        })
+    }
+
+    fn drive(&mut self, cx: &mut Context<'_>) {
+        if !self.ended && self.driver.as_mut().poll(cx).is_ready() {
+            self.ended = true; // its error reaches whoever waits for an answer or a chunk
+        }
+    }
+
+    /// Sends a request and waits for the head of its answer; interim 1xx answers are skipped.
+    pub async fn send(
+        &mut self,
+        request: Request<RequestBody>,
+    ) -> hyper::Result<Response<Incoming>> {
+        let mut answer = pin!(self.sender.send_request(request));
+        let (driver, ended) = (&mut self.driver, &mut self.ended);
+        poll_fn(move |cx| {
+            if !*ended && driver.as_mut().poll(cx).is_ready() {
+                *ended = true;
+            }
+            answer.as_mut().poll(cx)
+        })
+        .await
+    }
+
+    /// The next chunk of an answer's body.
+    pub fn poll_chunk(
+        &mut self,
+        body: &mut Incoming,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<hyper::Result<Bytes>>> {
+        loop {
+            // what was read already comes first; then read on
+            let mut frame = Pin::new(&mut *body).poll_frame(cx);
+            if frame.is_pending() {
+                self.drive(cx);
+                frame = Pin::new(&mut *body).poll_frame(cx);
+            }
+            return match frame {
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) if data.is_empty() => continue,
+                    Ok(data) => Poll::Ready(Some(Ok(data))),
+                    Err(_trailers) => continue,
+                },
+                Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(error))),
+                Poll::Ready(None) => Poll::Ready(None),
+                Poll::Pending => Poll::Pending,
+            };
+        }
+    }
+
+    /// Whether another request can be sent: the last answer was read whole, and the backend has
+    /// not closed the connection as far as can be seen without waiting.
+    pub fn is_reusable(&mut self) -> bool {
+        self.drive(&mut Context::from_waker(Waker::noop()));
+        !self.ended && self.sender.is_ready()
+    }
+}

@@ -1,0 +1,12 @@
+//! Speaks HTTP/1.1 to backends: one pool of connections per worker thread, streams first.
+//!
+//! Connections are driven by whoever reads from them, not by tasks of their own: a chunk costs no
+//! hop between tasks, and dropping a reply closes its connection at once, which is how engines
+//! learn that nobody waits for the answer.
+
+mod client;
+mod connection;
+mod prober;
+
+pub use client::{Client, ClientSettings, ConnectionCounts, Outgoing, Reply, ReplyBody, SendError};
+pub use prober::HttpProber;

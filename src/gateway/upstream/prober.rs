@@ -1,0 +1,96 @@
+//! Asks backends how they are, over the same URLs and headers as requests.
+
+use super::{Client, ClientSettings, ConnectionCounts, Outgoing, SendError};
+use actors::backend::BackendSpec;
+use actors::health_checker::Prober;
+use futures_util::FutureExt;
+use futures_util::future::LocalBoxFuture;
+use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
+use routing::health::Probe;
+use std::sync::Arc;
+use std::time::Duration;
+use wire::openai::ModelList;
+
+/// Bytes of `/v1/models` that are read.
+const MODELS_BYTES_MAX: usize = 1 << 20;
+
+/// Probes over a client of its own: requests and probes do not wait for each other.
+pub struct HttpProber {
+    client: Client,
+    path: String,
+    counts: Arc<ConnectionCounts>,
+}
+
+impl HttpProber {
+    /// Probes `path`. Probe connections are not kept: a probe shall find out whether the backend
+    /// accepts new ones.
+    pub fn new(settings: ClientSettings, path: String) -> Self {
+        let settings = ClientSettings {
+            max_idle_per_backend: 0,
+            ..settings
+        };
+        HttpProber {
+            client: Client::new(settings),
+            path,
+            counts: Arc::default(),
+        }
+    }
+
+    fn ask(&self, spec: &BackendSpec, path: &str) -> Outgoing {
+        let mut headers = HeaderMap::new();
+        if let Some(value) = bearer(spec) {
+            headers.insert(AUTHORIZATION, value);
+        }
+        Outgoing::get(spec.url.path(path), headers)
+    }
+}
+
+/// The `Authorization` header for a backend that has a key of its own.
+pub fn bearer(spec: &BackendSpec) -> Option<HeaderValue> {
+    let key = spec.api_key.as_ref()?;
+    let mut value = HeaderValue::from_str(&format!("Bearer {}", key.0)).ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}
+
+impl Prober for HttpProber {
+    fn probe(&self, spec: &BackendSpec, timeout: Duration) -> LocalBoxFuture<'static, Probe> {
+        let (client, counts) = (self.client.clone(), self.counts.clone());
+        let (url, outgoing) = (spec.url.clone(), self.ask(spec, &self.path));
+        async move {
+            let answer = tokio::time::timeout(timeout, client.send(&url, &outgoing, &counts)).await;
+            match answer {
+                Ok(Ok(reply)) if reply.status.is_success() => Probe::Ok,
+                Ok(Ok(reply)) => Probe::BadStatus(reply.status.as_u16()),
+                Ok(Err(SendError::ConnectTimeout)) | Err(_) => Probe::TimedOut,
+                Ok(Err(_)) => Probe::Refused,
+            }
+        }
+        .boxed_local()
+    }
+
+    fn models(
+        &self,
+        spec: &BackendSpec,
+        timeout: Duration,
+    ) -> LocalBoxFuture<'static, Option<Vec<Arc<str>>>> {
+        let (client, counts) = (self.client.clone(), self.counts.clone());
+        let (url, outgoing) = (spec.url.clone(), self.ask(spec, "/v1/models"));
+        let ask = async move {
+            let mut reply = client.send(&url, &outgoing, &counts).await.ok()?;
+            if !reply.status.is_success() {
+                return None;
+            }
+            let mut body = Vec::new();
+            while let Some(chunk) = reply.body.chunk().await {
+                body.extend_from_slice(&chunk.ok()?);
+                if body.len() > MODELS_BYTES_MAX {
+                    return None;
+                }
+            }
+            let list: ModelList = serde_json::from_slice(&body).ok()?;
+            Some(list.data.into_iter().map(|card| card.id.into()).collect())
+        };
+        async move { tokio::time::timeout(timeout, ask).await.ok().flatten() }.boxed_local()
+    }
+}
