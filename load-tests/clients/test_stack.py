@@ -107,8 +107,3 @@ def test_prometheus_scrapes_the_router_and_every_engine_under_its_name_in_the_se
     scraped = {config["labels"]["backend"]: config["targets"][0] for config in jobs["engines"]}
     assert scraped == backends()
     assert "prometheus" in jobs
-
-
-def test_what_the_stack_cannot_do_yet_is_off():
-    for section in ("response_cache", "kv_cache_index", "disaggregated_serving"):
-        assert SETTINGS[section]["enabled"] is False, section
