@@ -1,0 +1,62 @@
+# Two images from one build: `tidegate`, the router, and `engine-sim`, the simulated engine.
+#
+#   docker build --target tidegate   -t tidegate   .
+#   docker build --target engine-sim -t engine-sim .
+#
+# Works with the classic builder as well as with BuildKit, so it uses no `RUN --mount`.
+# Dependencies are compiled in a layer of their own, which changes only with a manifest or Cargo.lock.
+
+ARG RUST_IMAGE=rust:1.95-slim-bookworm
+ARG BASE_IMAGE=debian:bookworm-slim
+
+# ── The manifests, each with a stub for every source file that it names ───────
+# This stage runs at every change of the sources, but its result does not change with them,
+# and the layers that copy from it are compared by content.
+FROM ${RUST_IMAGE} AS manifests
+WORKDIR /workspace
+COPY . .
+RUN set -eu; \
+    find . -type f ! -name Cargo.toml ! -name Cargo.lock -delete; \
+    find . -mindepth 2 -name Cargo.toml | while read -r manifest; do \
+      sed -n 's/^path *= *"\(.*\.rs\)".*/\1/p' "$manifest" | while read -r source; do \
+        mkdir -p "$(dirname "$(dirname "$manifest")/$source")"; \
+        echo 'fn main() {}' > "$(dirname "$manifest")/$source"; \
+      done; \
+    done; \
+    find . -type d -empty -delete
+
+# ── The programs ──────────────────────────────────────────────────────────────
+FROM ${RUST_IMAGE} AS builder
+WORKDIR /workspace
+ENV CARGO_INCREMENTAL=0
+COPY --from=manifests /workspace ./
+RUN cargo build --locked --profile dist -p tidegate-gateway -p engine-sim --bins
+COPY . .
+# COPY keeps file times, which may be older than the stubs' build: cargo would call the sources fresh.
+RUN find actors src load-tests -name '*.rs' -exec touch {} + \
+ && cargo build --locked --profile dist -p tidegate-gateway -p engine-sim --bins
+
+# ── What both images share ────────────────────────────────────────────────────
+FROM ${BASE_IMAGE} AS runtime
+# A numeric user lets Kubernetes check `runAsNonRoot`. Neither program writes to its file system.
+RUN groupadd --gid 10001 tidegate \
+ && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin tidegate
+USER 10001:10001
+WORKDIR /
+# Both programs drain on SIGTERM as on SIGINT.
+STOPSIGNAL SIGTERM
+
+FROM runtime AS engine-sim
+COPY --from=builder /workspace/target/dist/engine-sim /usr/local/bin/engine-sim
+EXPOSE 8000
+HEALTHCHECK --interval=5s --timeout=3s --start-period=30s --retries=3 CMD ["engine-sim", "healthcheck"]
+ENTRYPOINT ["engine-sim"]
+CMD ["serve", "meta-llama/Llama-3.1-70B-Instruct", "--host", "0.0.0.0", "--port", "8000"]
+
+# Last, so that a build without --target makes the router.
+FROM runtime AS tidegate
+COPY --from=builder /workspace/target/dist/tidegate /usr/local/bin/tidegate
+EXPOSE 8080
+HEALTHCHECK --interval=5s --timeout=3s --start-period=10s --retries=3 CMD ["tidegate", "healthcheck"]
+ENTRYPOINT ["tidegate"]
+CMD ["--config", "/etc/tidegate/tidegate.yaml"]

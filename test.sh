@@ -1,0 +1,155 @@
+#!/usr/bin/env bash
+# Every check of the project, on a fresh Debian machine that has Rust:
+#
+#   ./test.sh
+#
+# Installs what is missing with apt-get when it runs as root, and otherwise says what to install. Needs no
+# running service: it starts Redis itself, on a port of its own, and stops it at the end. Leaves .venv and
+# .test behind, both ignored by git, and reuses them.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+readonly REDIS_START_LIMIT_S=10
+readonly REQUIREMENTS=load-tests/clients/requirements.txt
+readonly STATE_DIR="$PWD/.test" # tools that this script fetched
+SCRATCH_DIR=$(mktemp -d)        # what this run writes, removed at its end
+STARTED_PIDS=()
+
+step() { printf '\n=== %s (%d s elapsed)\n' "$1" "$SECONDS"; }
+
+fail() {
+  printf 'test.sh: %s\n' "$1" >&2
+  exit 1
+}
+
+has() { command -v "$1" >/dev/null 2>&1; }
+
+clean_up() {
+  local status=$? pid
+  trap - EXIT INT TERM
+  for pid in "${STARTED_PIDS[@]}"; do
+    kill "$pid" 2>/dev/null || true
+    wait "$pid" 2>/dev/null || true
+  done
+  rm -rf "$SCRATCH_DIR"
+  exit "$status"
+}
+trap clean_up EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+APT_UPDATED=
+apt_update_once() {
+  [ -n "$APT_UPDATED" ] || apt-get update -qq
+  APT_UPDATED=yes
+}
+
+# Installs Debian packages when root, and names them otherwise.
+install_packages() {
+  [ "$(id -u)" -eq 0 ] || fail "missing, please install: apt-get install $*"
+  apt_update_once
+  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$@" >/dev/null
+}
+
+# promtool comes in Debian's package of the Prometheus server. Unpacked instead of installed, it starts no service.
+fetch_promtool() {
+  local dir="$STATE_DIR/prometheus"
+  has apt-get || fail "missing, please install: promtool"
+  mkdir -p "$dir"
+  [ "$(id -u)" -ne 0 ] || apt_update_once
+  # As root, apt-get would download as a user who cannot write here, and warn about it.
+  (cd "$dir" && apt-get download -qq -o APT::Sandbox::User=root prometheus >/dev/null) \
+    || fail "missing, please install: promtool (Debian's package prometheus)"
+  dpkg-deb -x "$dir"/prometheus_*.deb "$dir"
+  rm -f "$dir"/prometheus_*.deb
+}
+
+install_tools() {
+  PATH="$PATH:${CARGO_HOME:-$HOME/.cargo}/bin" # where rustup and cargo install put programs
+  has cargo || fail "missing, please install: Rust (https://rustup.rs)"
+
+  local packages=()
+  has cc || packages+=(gcc libc6-dev)
+  python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3 python3-venv)
+  has redis-server || packages+=(redis-server)
+  [ "${#packages[@]}" -eq 0 ] || install_packages "${packages[@]}"
+
+  PATH="$PATH:$STATE_DIR/prometheus/usr/bin"
+  has promtool || fetch_promtool
+
+  if ! cargo fmt --version >/dev/null 2>&1 || ! cargo clippy --version >/dev/null 2>&1; then
+    has rustup || fail "missing, please install: cargo fmt and cargo clippy"
+    rustup component add rustfmt clippy
+  fi
+  cargo nextest --version >/dev/null 2>&1 || cargo install cargo-nextest --locked
+}
+
+# Makes .venv anew whenever the requirements differ from those that it was made for.
+install_python_packages() {
+  cmp -s "$REQUIREMENTS" .venv/requirements.txt && return
+  rm -rf .venv
+  python3 -m venv .venv
+  .venv/bin/pip install --quiet -r "$REQUIREMENTS"
+  cp "$REQUIREMENTS" .venv/requirements.txt
+}
+
+start_redis() {
+  local port deadline=$((SECONDS + REDIS_START_LIMIT_S))
+  port=$(python3 -c 'import socket; s = socket.create_server(("127.0.0.1", 0)); print(s.getsockname()[1])')
+  redis-server --port "$port" --bind 127.0.0.1 --save "" --appendonly no --dir "$SCRATCH_DIR" \
+    >"$SCRATCH_DIR/redis.log" 2>&1 &
+  local pid=$!
+  STARTED_PIDS+=("$pid")
+  until (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do
+    if ! kill -0 "$pid" 2>/dev/null || [ "$SECONDS" -ge "$deadline" ]; then
+      cat "$SCRATCH_DIR/redis.log" >&2
+      fail "redis-server did not start on port $port"
+    fi
+    sleep 0.1
+  done
+  export TIDEGATE_TEST_REDIS_URL="redis://127.0.0.1:$port"
+  echo "$TIDEGATE_TEST_REDIS_URL"
+}
+
+check_compose() {
+  if docker compose version >/dev/null 2>&1; then
+    docker compose -f docker-compose.yml config --quiet
+  elif has docker-compose; then
+    docker-compose -f docker-compose.yml config --quiet
+  else
+    echo "no Compose here: checked as YAML only"
+    .venv/bin/python -c 'import yaml; yaml.safe_load(open("docker-compose.yml"))'
+  fi
+}
+
+step "Tools"
+install_tools
+install_python_packages
+start_redis
+
+step "Format"
+cargo fmt --all --check
+
+step "Lints"
+cargo clippy --workspace --all-targets --locked -- -D warnings
+
+step "Build"
+cargo build --workspace --locked
+
+step "Prometheus: configuration and alert rules"
+promtool check config grafana/prometheus.yml
+promtool check rules grafana/alerts.yml
+promtool test rules grafana/alerts_test.yml
+
+step "Compose file"
+check_compose
+
+step "Client tests"
+TIDEGATE_DEMO_BIN="${CARGO_TARGET_DIR:-target}/debug/demo" .venv/bin/python -m pytest load-tests/clients
+
+step "Documentation tests"
+cargo test --doc --workspace --locked
+
+# Last, so that its summary ends the output.
+step "Tests"
+cargo nextest run --workspace --locked
