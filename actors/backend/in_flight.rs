@@ -25,6 +25,15 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// All of them, in order.
+    pub const ALL: [Outcome; 5] = [
+        Outcome::Success,
+        Outcome::ClientError,
+        Outcome::Backpressure,
+        Outcome::Cancelled,
+        Outcome::Failure,
+    ];
+
     /// The word used in metrics and logs.
     pub fn as_str(self) -> &'static str {
         match self {

@@ -37,8 +37,21 @@ pub struct Counters {
     pub probes: [AtomicU64; 5],
     /// Times the breaker opened.
     pub breaker_opened: AtomicU64,
-    /// Fresh starts of this backend's actors.
-    pub actor_restarts: AtomicU64,
+    /// Fresh starts of its health checker and its circuit breaker.
+    pub actor_restarts: [AtomicU64; 2],
+    /// How requests came by their connections.
+    pub connections: ConnectionCounts,
+}
+
+/// Connections by how a request came by them.
+#[derive(Debug, Default)]
+pub struct ConnectionCounts {
+    /// Opened for the request.
+    pub new: AtomicU64,
+    /// Taken from the pool.
+    pub reused: AtomicU64,
+    /// Taken from the pool, and closed by the backend before it answered.
+    pub stale: AtomicU64,
 }
 
 impl Counters {

@@ -6,7 +6,7 @@ mod live;
 mod url;
 
 pub use in_flight::{BreakerLink, InFlight, Outcome, ProbeTicket};
-pub use live::{Counters, LiveNumbers};
+pub use live::{ConnectionCounts, Counters, LiveNumbers};
 pub use url::{BackendUrl, UrlFault};
 
 use routing::ids::BackendId;

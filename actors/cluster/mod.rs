@@ -29,6 +29,9 @@ pub enum ChildKind {
 }
 
 impl ChildKind {
+    /// Both, in the order of [`crate::backend::Counters::actor_restarts`].
+    pub const ALL: [ChildKind; 2] = [ChildKind::HealthChecker, ChildKind::CircuitBreaker];
+
     /// The word used in metrics and logs.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -249,12 +252,7 @@ impl Handler<ChildExited> for Cluster {
             return; // a child that was replaced already
         }
         let name = member.backend.spec.name.clone();
-        member
-            .backend
-            .live
-            .counters
-            .actor_restarts
-            .fetch_add(1, Relaxed);
+        member.backend.live.counters.actor_restarts[kind as usize].fetch_add(1, Relaxed);
         match member.intensity(kind).next_start(now) {
             Some(wait) => {
                 warn!(backend = %name, actor = kind.as_str(), wait_ms = wait.as_millis() as u64, "actor died, starting a fresh one");

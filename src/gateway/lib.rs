@@ -1,7 +1,11 @@
 //! The inference router: serves HTTP in OpenAI form and routes it through the actors.
 
 pub mod cli;
+pub mod gateway;
 mod healthcheck;
+pub mod http;
+pub mod proxy;
 pub mod settings;
 pub mod startup;
+pub mod telemetry;
 pub mod upstream;

@@ -1,5 +1,302 @@
-//! x
-/// x
-pub fn run(_: crate::settings::Settings) -> i32 {
-    0
+//! From settings to a serving process, and back: starts logging, metrics, the actor tree and the
+//! listener, waits for a signal, and drains.
+
+use crate::gateway::{Buffered, Gateway, Phase, Phases, Requests, Worker};
+use crate::http;
+use crate::settings::Settings;
+use crate::telemetry::handles::Handles;
+use crate::telemetry::{export, log};
+use crate::upstream::{Client, ClientSettings, HttpProber};
+use actix_web::dev::{Server, ServerHandle};
+use actix_web::rt::net::TcpStream;
+use actix_web::{App, HttpServer};
+use actors::cluster::{Cluster, ClusterSettings};
+use actors::health_checker::HealthSettings;
+use actors::router::RouterSeed;
+use actors::support::supervise::Root;
+use routing::breaker::BreakerRules;
+use routing::choose::ChoiceRules;
+use routing::health::HealthRules;
+use routing::retry::RetryBudget;
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{error, info, warn};
+
+/// How often idle upstream connections are looked through.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// For cut streams to send their last event, and for connections to close.
+const CLOSING_TIME: Duration = Duration::from_secs(2);
+/// How often a drain looks whether requests have ended.
+const DRAIN_POLL: Duration = Duration::from_millis(20);
+/// Exit code when a second signal came.
+const INTERRUPTED: i32 = 130;
+
+/// A gateway that listens.
+pub struct Running {
+    /// Where.
+    pub address: SocketAddr,
+    /// Shared state.
+    pub gateway: Arc<Gateway>,
+    /// The root of the actor tree.
+    pub cluster: Root<Cluster>,
+    server: ServerHandle,
+}
+
+/// Serves until a signal comes; answers the exit code.
+pub fn run(settings: Settings) -> i32 {
+    let guard = match log::start(&settings.logging) {
+        Ok(guard) => guard,
+        Err(message) => {
+            eprintln!("{message}");
+            return 1;
+        }
+    };
+    let code = actix_rt::System::new().block_on(serve(settings));
+    drop(guard); // writes the last lines
+    code
+}
+
+async fn serve(settings: Settings) -> i32 {
+    // before anything that takes time, so that a signal during the start is heard
+    let mut signals = match Signals::new() {
+        Ok(signals) => signals,
+        Err(error) => {
+            error!(%error, "cannot listen for signals");
+            return 1;
+        }
+    };
+    let running = match start(settings) {
+        Ok(running) => running,
+        Err(error) => {
+            error!(%error, "cannot start");
+            eprintln!("{error}");
+            return 1;
+        }
+    };
+    signals.next().await;
+    tokio::select! {
+        () = running.drain() => 0,
+        () = signals.next() => {
+            warn!("second signal, ending at once");
+            INTERRUPTED
+        }
+    }
+}
+
+/// SIGTERM and SIGINT.
+struct Signals(tokio::signal::unix::Signal, tokio::signal::unix::Signal);
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Signals(
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::interrupt())?,
+        ))
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.0.recv() => {}
+            _ = self.1.recv() => {}
+        }
+    }
+}
+
+/// Starts the actor tree and the listener, within a running actix system. Logging is the caller's.
+///
+/// # Errors
+/// When the address cannot be bound; the message names it.
+pub fn start(settings: Settings) -> std::io::Result<Running> {
+    say_what_is_not_active(&settings);
+    let prober = HttpProber::new(
+        client_settings(&settings),
+        settings.health_checks.path.clone(),
+    );
+    let (cluster, directory) = Cluster::supervised(cluster_settings(&settings), Rc::new(prober));
+    let rules = ChoiceRules {
+        strategy: settings.selection_strategy,
+        prefix_routing: settings.prefix_routing.enabled,
+        load_factor_epsilon: settings.prefix_routing.load_factor_epsilon,
+    };
+    let gateway = Arc::new(Gateway {
+        router: RouterSeed::new(directory.clone(), rules),
+        directory,
+        requests: Requests::default(),
+        buffered: Buffered::new(settings.server.max_buffered_request_bytes),
+        phase: Phases::default(),
+        prometheus: export::recorder(),
+        settings,
+    });
+    let (server, address) = listen(&gateway)?;
+    let handle = server.handle();
+    actix_rt::spawn(server);
+    actix_rt::spawn(upkeep(gateway.clone()));
+    let backends = gateway.settings.backends.len();
+    info!(%address, backends, workers = gateway.settings.server.workers, strategy = ?gateway.settings.selection_strategy, version = env!("CARGO_PKG_VERSION"), "serving");
+    Ok(Running {
+        address,
+        gateway,
+        cluster,
+        server: handle,
+    })
+}
+
+fn say_what_is_not_active(settings: &Settings) {
+    let sections = [
+        ("response_cache", settings.response_cache.enabled),
+        ("kv_cache_index", settings.kv_cache_index.enabled),
+        (
+            "disaggregated_serving",
+            settings.disaggregated_serving.enabled,
+        ),
+    ];
+    for (section, _) in sections.iter().filter(|(_, enabled)| *enabled) {
+        warn!(
+            section,
+            "this section is checked but not active in this version"
+        );
+    }
+}
+
+fn client_settings(settings: &Settings) -> ClientSettings {
+    let upstream = &settings.upstream;
+    ClientSettings {
+        connect_timeout: upstream.connect_timeout,
+        pool_idle_timeout: upstream.pool_idle_timeout,
+        connection_max_age: upstream.connection_max_age,
+        max_idle_per_backend: upstream.max_idle_per_backend,
+    }
+}
+
+fn cluster_settings(settings: &Settings) -> ClusterSettings {
+    let (checks, breaker) = (&settings.health_checks, &settings.circuit_breaker);
+    ClusterSettings {
+        backends: settings.backends.clone(),
+        health: checks.enabled.then_some(HealthSettings {
+            rules: HealthRules {
+                unhealthy_threshold: checks.unhealthy_threshold,
+                healthy_threshold: checks.healthy_threshold,
+            },
+            interval: checks.interval,
+            timeout: checks.timeout,
+        }),
+        breaker: breaker.enabled.then_some(BreakerRules {
+            failure_threshold: breaker.failure_threshold,
+            recovery_timeout: breaker.recovery_timeout,
+        }),
+        virtual_nodes: settings.prefix_routing.virtual_nodes,
+    }
+}
+
+fn listen(gateway: &Arc<Gateway>) -> std::io::Result<(Server, SocketAddr)> {
+    let settings = gateway.settings.server.clone();
+    let shared = gateway.clone();
+    let write_timeout = settings.client_write_timeout;
+    let server = HttpServer::new(move || {
+        let worker = Rc::new(worker(&shared));
+        App::new().configure(|config| http::configure(config, &worker))
+    })
+    .workers(settings.workers)
+    .max_connections(settings.max_connections)
+    .keep_alive(settings.keep_alive)
+    .tcp_nodelay(true)
+    // a client that closes its sending side has left: its request must not run on
+    .h1_allow_half_closed(false)
+    .disable_signals()
+    .shutdown_timeout(CLOSING_TIME.as_secs())
+    .on_connect(move |io, _| {
+        if let Some(stream) = io.downcast_ref::<TcpStream>() {
+            limit_unread(stream, write_timeout);
+        }
+    })
+    .bind((settings.host.as_str(), settings.port))
+    .map_err(|error| {
+        let where_to = format!("{}:{}", settings.host, settings.port);
+        std::io::Error::new(
+            error.kind(),
+            format!("cannot listen on {where_to} (server.host, server.port): {error}"),
+        )
+    })?;
+    let address = server.addrs().first().copied();
+    let address = address.ok_or_else(|| std::io::Error::other("no address was bound"))?;
+    Ok((server.run(), address))
+}
+
+/// The kernel drops a connection whose peer takes nothing for this long; the write that fails
+/// then drops the answer, and frees its backend slot.
+fn limit_unread(stream: &TcpStream, timeout: Duration) {
+    let socket = socket2::SockRef::from(stream);
+    if let Err(error) = socket.set_tcp_user_timeout(Some(timeout)) {
+        warn!(%error, "cannot set client_write_timeout on a connection");
+    }
+}
+
+/// Built once per worker thread (and bound address).
+fn worker(gateway: &Arc<Gateway>) -> Worker {
+    let client = Client::new(client_settings(&gateway.settings));
+    let swept = client.clone();
+    actix_rt::spawn(async move {
+        loop {
+            tokio::time::sleep(SWEEP_INTERVAL).await;
+            swept.sweep();
+        }
+    });
+    Worker {
+        gateway: gateway.clone(),
+        client,
+        budget: RefCell::new(RetryBudget::new(gateway.settings.retry.budget_ratio)),
+        handles: Handles::default(),
+    }
+}
+
+async fn upkeep(gateway: Arc<Gateway>) {
+    loop {
+        tokio::time::sleep(export::UPKEEP_INTERVAL).await;
+        gateway.prometheus.run_upkeep();
+    }
+}
+
+impl Running {
+    /// Lets requests end, then closes the listener: `/ready` turns 503, after `drain.delay` new
+    /// requests are refused, after `drain.timeout` streams are cut with an error event.
+    pub async fn drain(&self) {
+        let settings = &self.gateway.settings.drain;
+        info!(
+            running = self.gateway.requests.count(),
+            delay_s = settings.delay.as_secs_f64(),
+            timeout_s = settings.timeout.as_secs_f64(),
+            "draining"
+        );
+        self.gateway.phase.enter(Phase::Unready);
+        tokio::time::sleep(settings.delay).await;
+        self.gateway.phase.enter(Phase::Draining);
+        if tokio::time::timeout(settings.timeout, self.all_ended())
+            .await
+            .is_err()
+        {
+            warn!(
+                running = self.gateway.requests.count(),
+                "drain timeout, cutting what still runs"
+            );
+            self.gateway.phase.enter(Phase::Cutting);
+            let _ = tokio::time::timeout(CLOSING_TIME, self.all_ended()).await;
+        }
+        self.stop().await;
+        info!("stopped");
+    }
+
+    async fn all_ended(&self) {
+        while self.gateway.requests.count() > 0 {
+            tokio::time::sleep(DRAIN_POLL).await;
+        }
+    }
+
+    /// Closes the listener and waits for connections, briefly.
+    pub async fn stop(&self) {
+        self.server.stop(true).await;
+    }
 }

@@ -17,6 +17,8 @@ pub enum Setback {
     FirstEventError,
     /// Nothing came within `first_byte_timeout`: the work may be under way, so it is not repeated.
     FirstByteTimeout,
+    /// An answer that another backend would not give differently, or that shows work was done.
+    Settled,
 }
 
 impl Setback {
@@ -30,12 +32,13 @@ impl Setback {
             Setback::RateLimited => "rate_limited",
             Setback::FirstEventError => "first_event_error",
             Setback::FirstByteTimeout => "first_byte_timeout",
+            Setback::Settled => "settled",
         }
     }
 
     /// Whether another backend may be tried at all.
     pub fn is_retryable(self) -> bool {
-        self != Setback::FirstByteTimeout
+        !matches!(self, Setback::FirstByteTimeout | Setback::Settled)
     }
 }
 

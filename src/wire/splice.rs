@@ -62,6 +62,30 @@ pub fn remove_member(object: &[u8], key: &str) -> Bytes {
     Bytes::from(out)
 }
 
+/// Asks the engine for the usage chunk of a stream; options that the client gave are kept.
+pub fn ask_for_usage(body: &[u8]) -> Bytes {
+    #[derive(Deserialize)]
+    struct Body<'a> {
+        #[serde(borrow, default)]
+        stream_options: Option<&'a RawValue>,
+    }
+    let options = serde_json::from_slice::<Body<'_>>(body).ok();
+    match options.and_then(|body| body.stream_options) {
+        None => {
+            let bare = remove_member(body, "stream_options"); // an explicit null
+            append_member(&bare, "stream_options", r#"{"include_usage":true}"#)
+        }
+        Some(options) => {
+            let old = options.get().as_bytes();
+            let bare = remove_member(old, "include_usage"); // an explicit false
+            if serde_json::from_slice::<RawMembers<'_>>(&bare).is_err() {
+                return Bytes::copy_from_slice(body); // not an object: for the engine to refuse
+            }
+            replace(body, old, &append_member(&bare, "include_usage", "true"))
+        }
+    }
+}
+
 /// All members of an object in order, duplicates included, values untouched.
 struct RawMembers<'a>(Vec<(String, &'a RawValue)>);
 
@@ -195,6 +219,27 @@ mod tests {
             r#"{"z":1e400,"a":9007199254740993,"m":1.0}"#.as_bytes()
         );
         assert_eq!(remove_member(b"{\"a\": 1}", "kv"), "{\"a\": 1}");
+    }
+
+    #[test]
+    fn usage_is_asked_for_beside_the_clients_own_options() {
+        for (before, after) in [
+            (
+                r#"{"a":1.0}"#,
+                r#"{"a":1.0,"stream_options":{"include_usage":true}}"#,
+            ),
+            (
+                r#"{"stream_options":null,"a":1}"#,
+                r#"{"a":1,"stream_options":{"include_usage":true}}"#,
+            ),
+            (
+                r#"{"stream_options":{"include_usage":false,"x":2},"a":1}"#,
+                r#"{"stream_options":{"x":2,"include_usage":true},"a":1}"#,
+            ),
+            (r#"{"stream_options":7}"#, r#"{"stream_options":7}"#),
+        ] {
+            assert_eq!(ask_for_usage(before.as_bytes()), after);
+        }
     }
 
     #[test]

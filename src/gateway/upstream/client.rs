@@ -1,15 +1,14 @@
 //! Sends a request over a pooled or fresh connection and gives the connection back afterwards.
 
 use super::connection::{Connection, RequestBody};
-use actors::backend::BackendUrl;
+use actors::backend::{BackendUrl, ConnectionCounts};
 use bytes::Bytes;
 use hyper::body::{Body, Incoming};
 use hyper::{HeaderMap, Method, Request, StatusCode};
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -24,17 +23,6 @@ pub struct ClientSettings {
     pub connection_max_age: Duration,
     /// Idle connections per backend.
     pub max_idle_per_backend: usize,
-}
-
-/// Connections by how a request came by them, for `/metrics`.
-#[derive(Debug, Default)]
-pub struct ConnectionCounts {
-    /// Opened for the request.
-    pub new: AtomicU64,
-    /// Taken from the pool.
-    pub reused: AtomicU64,
-    /// Taken from the pool, and closed by the backend before it answered.
-    pub stale: AtomicU64,
 }
 
 /// Why there is no answer.
@@ -101,7 +89,7 @@ impl Client {
         &self,
         url: &BackendUrl,
         outgoing: &Outgoing,
-        counts: &Arc<ConnectionCounts>,
+        counts: &ConnectionCounts,
     ) -> Result<Reply, SendError> {
         if let Some(connection) = self.take_idle(url) {
             counts.reused.fetch_add(1, Relaxed);

@@ -8,5 +8,5 @@ mod client;
 mod connection;
 mod prober;
 
-pub use client::{Client, ClientSettings, ConnectionCounts, Outgoing, Reply, ReplyBody, SendError};
-pub use prober::HttpProber;
+pub use client::{Client, ClientSettings, Outgoing, Reply, ReplyBody, SendError};
+pub use prober::{HttpProber, bearer};

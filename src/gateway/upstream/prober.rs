@@ -1,7 +1,7 @@
 //! Asks backends how they are, over the same URLs and headers as requests.
 
-use super::{Client, ClientSettings, ConnectionCounts, Outgoing, SendError};
-use actors::backend::BackendSpec;
+use super::{Client, ClientSettings, Outgoing, SendError};
+use actors::backend::{BackendSpec, ConnectionCounts};
 use actors::health_checker::Prober;
 use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;

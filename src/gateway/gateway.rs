@@ -1,0 +1,172 @@
+//! What requests share: once per process ([`Gateway`]) and once per worker thread ([`Worker`]).
+
+use crate::settings::Settings;
+use crate::telemetry::handles::Handles;
+use crate::upstream::Client;
+use actors::directory::Directory;
+use actors::router::RouterSeed;
+use metrics_exporter_prometheus::PrometheusHandle;
+use routing::retry::RetryBudget;
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use tokio::sync::watch;
+
+/// Shared by all worker threads.
+pub struct Gateway {
+    /// As loaded.
+    pub settings: Settings,
+    /// The cluster as it is.
+    pub directory: Directory,
+    /// Starts a router per thread.
+    pub router: RouterSeed,
+    /// Requests being served.
+    pub requests: Requests,
+    /// Request bodies in memory.
+    pub buffered: Buffered,
+    /// Where the process stands between start and end.
+    pub phase: Phases,
+    /// Renders `/metrics`.
+    pub prometheus: PrometheusHandle,
+}
+
+/// Of one worker thread.
+pub struct Worker {
+    /// What all share.
+    pub gateway: Arc<Gateway>,
+    /// This thread's connections.
+    pub client: Client,
+    /// This thread's share of retries.
+    pub budget: RefCell<RetryBudget>,
+    /// This thread's metric handles.
+    pub handles: Handles,
+}
+
+/// Counts requests being served.
+#[derive(Debug, Clone, Default)]
+pub struct Requests(Arc<AtomicUsize>);
+
+/// One request; counts until it is dropped.
+#[derive(Debug)]
+pub struct RequestCount(Arc<AtomicUsize>);
+
+impl Requests {
+    /// Counts one in.
+    pub fn enter(&self) -> RequestCount {
+        self.0.fetch_add(1, Relaxed);
+        RequestCount(self.0.clone())
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.0.load(Relaxed)
+    }
+}
+
+impl Drop for RequestCount {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Counts bytes of request bodies in memory, against a limit over all requests.
+#[derive(Debug, Clone)]
+pub struct Buffered {
+    bytes: Arc<AtomicUsize>,
+    limit: usize,
+}
+
+/// Bytes of one request; given back when dropped.
+#[derive(Debug)]
+pub struct BufferedBytes {
+    all: Buffered,
+    bytes: usize,
+}
+
+impl Buffered {
+    /// None yet.
+    pub fn new(limit: usize) -> Self {
+        Buffered {
+            bytes: Arc::default(),
+            limit,
+        }
+    }
+
+    /// How many there are.
+    pub fn bytes(&self) -> usize {
+        self.bytes.load(Relaxed)
+    }
+
+    /// The count of a new request.
+    pub fn start(&self) -> BufferedBytes {
+        BufferedBytes {
+            all: self.clone(),
+            bytes: 0,
+        }
+    }
+}
+
+impl BufferedBytes {
+    /// Counts more in; false when that is over the limit.
+    pub fn grow(&mut self, bytes: usize) -> bool {
+        let before = self.all.bytes.fetch_add(bytes, Relaxed);
+        self.bytes += bytes;
+        before + bytes <= self.all.limit
+    }
+}
+
+impl Drop for BufferedBytes {
+    fn drop(&mut self) {
+        self.all.bytes.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+/// Between start and end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Serving.
+    Serving,
+    /// `/ready` answers 503; requests are still taken.
+    Unready,
+    /// New requests are refused, running ones go on.
+    Draining,
+    /// Running streams end with an error event.
+    Cutting,
+}
+
+/// The present phase; can be waited on.
+#[derive(Debug)]
+pub struct Phases(watch::Sender<Phase>);
+
+impl Default for Phases {
+    fn default() -> Self {
+        Phases(watch::Sender::new(Phase::Serving))
+    }
+}
+
+impl Phases {
+    /// The present phase.
+    pub fn now(&self) -> Phase {
+        *self.0.borrow()
+    }
+
+    /// Enters a later phase.
+    pub fn enter(&self, phase: Phase) {
+        self.0.send_modify(|present| *present = phase.max(*present));
+    }
+
+    /// Ends when streams are to be cut.
+    pub fn cutting(&self) -> impl Future<Output = ()> + 'static {
+        let mut phases = self.0.subscribe();
+        async move {
+            // the sender lives as long as the gateway; without it nobody cuts
+            if phases
+                .wait_for(|phase| *phase == Phase::Cutting)
+                .await
+                .is_err()
+            {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Which failure is which status: the only place where that is decided.
+
+use actix_web::HttpResponse;
+use actix_web::http::StatusCode;
+use actix_web::http::header::{CONNECTION, RETRY_AFTER};
+use routing::choose::NoBackend;
+use std::time::Duration;
+use wire::openai::{ErrorBody, ErrorDetail};
+use wire::request::BodyFault;
+
+/// Who failed; a label.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum By {
+    /// The client.
+    Client,
+    /// An engine, or the way to it.
+    Backend,
+    /// The router, or the fleet as a whole.
+    Router,
+}
+
+impl By {
+    /// The word used in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            By::Client => "client",
+            By::Backend => "backend",
+            By::Router => "router",
+        }
+    }
+}
+
+/// What failed; a label.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ErrorKind {
+    /// The request is wrong, by our word or the engine's.
+    BadRequest,
+    /// The body is too large.
+    TooLarge,
+    /// The body came too slowly.
+    RequestTimeout,
+    /// No connection to the backend.
+    Connect,
+    /// No first byte in time.
+    FirstByteTimeout,
+    /// Silence within an answer.
+    IdleTimeout,
+    /// The connection broke within or before an answer.
+    StreamCut,
+    /// An error event of the engine's within a stream.
+    InStreamError,
+    /// An answer that is not what it should be.
+    BadBody,
+    /// Nobody can serve the request now.
+    NoBackend,
+    /// Nobody serves the model.
+    UnknownModel,
+    /// Too much at one time, by our word or the engine's.
+    Overloaded,
+    /// Something that should not happen, here or at the engine.
+    Internal,
+}
+
+impl ErrorKind {
+    /// The word used in metrics, logs and as `code` in the envelope.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ErrorKind::BadRequest => "bad_request",
+            ErrorKind::TooLarge => "too_large",
+            ErrorKind::RequestTimeout => "request_timeout",
+            ErrorKind::Connect => "connect",
+            ErrorKind::FirstByteTimeout => "first_byte_timeout",
+            ErrorKind::IdleTimeout => "idle_timeout",
+            ErrorKind::StreamCut => "stream_cut",
+            ErrorKind::InStreamError => "in_stream_error",
+            ErrorKind::BadBody => "bad_body",
+            ErrorKind::NoBackend => "no_backend",
+            ErrorKind::UnknownModel => "unknown_model",
+            ErrorKind::Overloaded => "overloaded",
+            ErrorKind::Internal => "internal",
+        }
+    }
+}
+
+/// When a client may ask again that nobody could serve.
+pub const RETRY_LATER: Duration = Duration::from_secs(5);
+
+/// An answer that the gateway gives in an engine's place.
+#[derive(Debug)]
+pub enum Refusal {
+    /// The body cannot be routed.
+    Body(BodyFault),
+    /// The body is larger than the limit in bytes.
+    TooLarge(usize),
+    /// The body did not come within the limit.
+    TooSlow(Duration),
+    /// Too many bytes of bodies at one time.
+    TooManyBytes,
+    /// The process is ending.
+    Draining,
+    /// No backend for this model.
+    NoBackend(NoBackend, String),
+    /// The router actor is gone and could not be replaced.
+    NoRouter,
+    /// A backend failed before it answered.
+    Backend(ErrorKind, String),
+    /// Not a path of ours.
+    UnknownPath(String),
+    /// Not a method of this path.
+    WrongMethod(String),
+    /// No such model, asked for by name.
+    NoSuchModel(String),
+}
+
+impl Refusal {
+    /// Who failed, and of what.
+    pub fn blame(&self) -> (By, ErrorKind) {
+        match self {
+            Refusal::Body(_) | Refusal::WrongMethod(_) | Refusal::UnknownPath(_) => {
+                (By::Client, ErrorKind::BadRequest)
+            }
+            Refusal::TooLarge(_) => (By::Client, ErrorKind::TooLarge),
+            Refusal::TooSlow(_) => (By::Client, ErrorKind::RequestTimeout),
+            Refusal::TooManyBytes | Refusal::Draining => (By::Router, ErrorKind::Overloaded),
+            Refusal::NoSuchModel(_) | Refusal::NoBackend(NoBackend::UnknownModel, _) => {
+                (By::Client, ErrorKind::UnknownModel)
+            }
+            Refusal::NoBackend(..) => (By::Router, ErrorKind::NoBackend),
+            Refusal::NoRouter => (By::Router, ErrorKind::Internal),
+            Refusal::Backend(kind, _) => (By::Backend, *kind),
+        }
+    }
+
+    /// The status.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Refusal::Body(_) => StatusCode::BAD_REQUEST,
+            Refusal::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Refusal::TooSlow(_) => StatusCode::REQUEST_TIMEOUT,
+            Refusal::TooManyBytes | Refusal::Draining | Refusal::NoRouter => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            Refusal::NoBackend(NoBackend::UnknownModel, _)
+            | Refusal::NoSuchModel(_)
+            | Refusal::UnknownPath(_) => StatusCode::NOT_FOUND,
+            Refusal::NoBackend(..) => StatusCode::SERVICE_UNAVAILABLE,
+            Refusal::Backend(ErrorKind::FirstByteTimeout | ErrorKind::IdleTimeout, _) => {
+                StatusCode::GATEWAY_TIMEOUT
+            }
+            Refusal::Backend(..) => StatusCode::BAD_GATEWAY,
+            Refusal::WrongMethod(_) => StatusCode::METHOD_NOT_ALLOWED,
+        }
+    }
+
+    fn message(&self) -> String {
+        match self {
+            Refusal::Body(fault) => fault.message.clone(),
+            Refusal::TooLarge(limit) => format!("the request body is larger than {limit} bytes"),
+            Refusal::TooSlow(limit) => format!(
+                "the request body did not arrive within {} s",
+                limit.as_secs_f64()
+            ),
+            Refusal::TooManyBytes => {
+                "the gateway holds too many request bodies, try again later".into()
+            }
+            Refusal::Draining => "the gateway is shutting down".into(),
+            Refusal::NoBackend(NoBackend::UnknownModel, model) | Refusal::NoSuchModel(model) => {
+                format!("the model `{model}` does not exist")
+            }
+            Refusal::NoBackend(NoBackend::ModelsNotKnownYet, model) => {
+                format!(
+                    "no backend is known to serve `{model}` yet, and some have not said what they serve"
+                )
+            }
+            Refusal::NoBackend(NoBackend::NoneServing, model) => {
+                format!("no backend for `{model}` can take requests now")
+            }
+            Refusal::NoRouter => "the router is restarting".into(),
+            Refusal::Backend(_, message) => message.clone(),
+            Refusal::UnknownPath(path) => format!("there is nothing at `{path}`"),
+            Refusal::WrongMethod(method) => format!("`{method}` is not allowed here"),
+        }
+    }
+
+    fn kind(&self) -> &'static str {
+        match self.status() {
+            StatusCode::NOT_FOUND => "not_found_error",
+            status if status.is_client_error() => "invalid_request_error",
+            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+            _ => "api_error",
+        }
+    }
+
+    /// The body of the answer, and of an error event.
+    pub fn body(&self) -> ErrorBody {
+        let param = match self {
+            Refusal::Body(fault) => fault.param.map(str::to_owned),
+            Refusal::NoBackend(..) | Refusal::NoSuchModel(_) => Some("model".to_owned()),
+            _ => None,
+        };
+        let code = match self {
+            Refusal::NoBackend(NoBackend::UnknownModel, _) | Refusal::NoSuchModel(_) => {
+                "model_not_found"
+            }
+            _ => self.blame().1.as_str(),
+        };
+        ErrorBody {
+            error: ErrorDetail {
+                message: self.message(),
+                kind: self.kind().to_owned(),
+                param,
+                code: Some(code.into()),
+            },
+        }
+    }
+
+    /// The whole answer.
+    pub fn response(&self, request_id: &str) -> HttpResponse {
+        let mut response = HttpResponse::build(self.status());
+        response.insert_header(("x-request-id", request_id));
+        if self.status() == StatusCode::SERVICE_UNAVAILABLE {
+            response.insert_header((RETRY_AFTER, RETRY_LATER.as_secs()));
+        }
+        if matches!(
+            self,
+            Refusal::Draining | Refusal::TooLarge(_) | Refusal::TooSlow(_)
+        ) {
+            response.insert_header((CONNECTION, "close"));
+        }
+        response.json(self.body())
+    }
+}

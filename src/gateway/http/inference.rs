@@ -1,0 +1,133 @@
+//! The forwarded paths: read the body, see what it asks for, hand it to the proxy.
+
+use super::body::{BodyLimits, ReadBody, read};
+use super::error::Refusal;
+use super::routes::ApiRoute;
+use super::{request_id, worker};
+use crate::gateway::{Phase, Worker};
+use crate::proxy::{self, Call, headers};
+use crate::telemetry::report::Report;
+use actix_web::web::Payload;
+use actix_web::{HttpRequest, HttpResponse};
+use bytes::Bytes;
+use routing::ids::SessionKey;
+use routing::prefix_key::{PrefixParts, prefix_key, session_key};
+use std::sync::Arc;
+use wire::request::RequestView;
+use wire::splice::{self, AnswerEdit};
+
+/// Serves one request of a forwarded path.
+pub async fn handle(route: ApiRoute, request: HttpRequest, payload: Payload) -> HttpResponse {
+    let worker = worker(&request);
+    let id = request_id(&request);
+    let mut report = Report::new(worker.clone(), route, id);
+    if worker.gateway.phase.now() >= Phase::Draining {
+        return refuse(Refusal::Draining, report);
+    }
+    let server = &worker.gateway.settings.server;
+    let limits = BodyLimits {
+        bytes: server.max_request_body,
+        time: server.request_body_timeout,
+    };
+    let body = match read(&request, payload, limits, &worker.gateway.buffered).await {
+        Some(Ok(body)) => body,
+        Some(Err(refusal)) => return refuse(refusal, report),
+        // the client is gone: nobody reads this, and the report says so
+        None => return HttpResponse::BadRequest().finish(),
+    };
+    match call(&worker, route, &request, body, &mut report) {
+        Ok(call) => proxy::serve(call, worker, report).await,
+        Err(refusal) => refuse(refusal, report),
+    }
+}
+
+/// Answers in place of a backend.
+pub fn refuse(refusal: Refusal, mut report: Report) -> HttpResponse {
+    let (by, kind) = refusal.blame();
+    report.error(by, kind);
+    report.status(refusal.status().as_u16());
+    report.complete();
+    refusal.response(&report.request_id)
+}
+
+/// What is to be asked of a backend.
+fn call(
+    worker: &Worker,
+    route: ApiRoute,
+    request: &HttpRequest,
+    body: ReadBody,
+    report: &mut Report,
+) -> Result<Call, Refusal> {
+    let settings = &worker.gateway.settings;
+    let view = RequestView::parse(&body.bytes).map_err(Refusal::Body)?;
+    let asked = view.model().map_err(Refusal::Body)?;
+    let alias = settings.model_aliases.get(&*asked);
+    let model: Arc<str> = alias.cloned().unwrap_or_else(|| Arc::from(&*asked));
+    report.model(&model);
+    let opening = view.opening(route.prompt_field());
+    let parts = PrefixParts {
+        model: &model,
+        system: opening.system,
+        tools: opening.tools,
+        opening: opening.first,
+    };
+    let prefix = settings
+        .prefix_routing
+        .enabled
+        .then(|| prefix_key(parts, settings.prefix_routing.max_prefix_length))
+        .flatten();
+    let wants_stream = view.wants_stream();
+    let ask_usage = settings.upstream.request_stream_usage
+        && wants_stream
+        && route.is_openai_stream()
+        && !view.wants_usage();
+    let edit = AnswerEdit {
+        model: alias.map(|_| serde_json::Value::from(&*asked).to_string()),
+        strip_usage_chunk: ask_usage,
+    };
+    let rewritten = rewrite(&body.bytes, &view, alias.map(|model| &**model), ask_usage);
+    let session = session(request, &settings.session_header, &view);
+    Ok(Call {
+        route,
+        wants_stream,
+        headers: headers::to_backend(request.headers(), &report.request_id),
+        body: rewritten.unwrap_or(body.bytes.clone()),
+        _held: body.held,
+        model,
+        prefix,
+        session,
+        edit,
+    })
+}
+
+fn session(request: &HttpRequest, header: &str, view: &RequestView<'_>) -> Option<SessionKey> {
+    let header = request.headers().get(header).map(|value| value.as_bytes());
+    match header.filter(|value| !value.is_empty()) {
+        Some(value) => session_key(value),
+        None => session_key(view.user().as_bytes()),
+    }
+}
+
+/// The body for the backend, when it differs from the client's.
+fn rewrite(
+    body: &Bytes,
+    view: &RequestView<'_>,
+    model: Option<&str>,
+    ask_usage: bool,
+) -> Option<Bytes> {
+    let mut changed: Option<Bytes> = None;
+    if let (Some(model), Some(raw)) = (model, view.raw_model()) {
+        let name = serde_json::Value::from(model).to_string();
+        changed = Some(splice::replace(body, raw.as_bytes(), name.as_bytes()));
+    }
+    if ask_usage {
+        let present = changed.as_ref().unwrap_or(body);
+        changed = Some(splice::ask_for_usage(present));
+    }
+    if view.has_kv_transfer_params() {
+        // engine-internal; a client could make an engine read another's blocks
+        let present = changed.as_ref().unwrap_or(body);
+        changed = Some(splice::remove_member(present, "kv_transfer_params"));
+    }
+    changed
+}

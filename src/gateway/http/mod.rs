@@ -1,0 +1,72 @@
+//! What clients meet: paths, errors, reading bodies.
+
+mod body;
+pub mod error;
+mod inference;
+mod models;
+mod probes;
+pub mod routes;
+
+use crate::gateway::Worker;
+use actix_web::web::{self, ServiceConfig};
+use actix_web::{HttpRequest, HttpResponse, Resource};
+use error::Refusal;
+pub use inference::refuse;
+use routes::ApiRoute;
+use std::rc::Rc;
+
+/// Registers every path on one worker thread. Nothing else is answered or forwarded.
+pub fn configure(config: &mut ServiceConfig, worker: &Rc<Worker>) {
+    config.app_data(worker.clone());
+    for route in ApiRoute::ALL {
+        let handler = move |request, payload| inference::handle(route, request, payload);
+        config.service(only(route.path()).route(web::post().to(handler)));
+    }
+    for path in ["/v1/models", "/v1/models/{id:.*}"] {
+        config.service(
+            only(path)
+                .route(web::get().to(models::handle))
+                .route(web::head().to(models::handle)),
+        );
+    }
+    config.service(read("/health").route(web::get().to(probes::health)));
+    config.service(read("/ready").route(web::get().to(probes::ready)));
+    config.service(read("/metrics").route(web::get().to(probes::metrics)));
+    config.default_service(web::to(unknown_path));
+}
+
+fn only(path: &str) -> Resource {
+    web::resource(path.to_owned()).default_service(web::to(wrong_method))
+}
+
+fn read(path: &str) -> Resource {
+    only(path)
+}
+
+async fn unknown_path(request: HttpRequest) -> HttpResponse {
+    Refusal::UnknownPath(request.path().to_owned()).response(&request_id(&request))
+}
+
+async fn wrong_method(request: HttpRequest) -> HttpResponse {
+    Refusal::WrongMethod(request.method().to_string()).response(&request_id(&request))
+}
+
+fn worker(request: &HttpRequest) -> Rc<Worker> {
+    let worker = request.app_data::<Rc<Worker>>();
+    worker.expect("configure() put it there").clone()
+}
+
+/// Longer ids are the client's, but not useful to anybody.
+const REQUEST_ID_LENGTH_MAX: usize = 128;
+
+/// The client's `x-request-id` when it is short visible ASCII, else a fresh one.
+fn request_id(request: &HttpRequest) -> std::sync::Arc<str> {
+    let given = request.headers().get("x-request-id");
+    let given = given.and_then(|value| value.to_str().ok()).filter(|id| {
+        (1..=REQUEST_ID_LENGTH_MAX).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_graphic())
+    });
+    match given {
+        Some(id) => id.into(),
+        None => format!("req-{:032x}", fastrand::u128(..)).into(),
+    }
+}

@@ -1,0 +1,42 @@
+//! `/v1/models`: what the fleet serves, from what is known already. Asks no backend, so that a
+//! dead one costs nothing.
+
+use super::error::Refusal;
+use super::{request_id, worker};
+use actix_web::{HttpRequest, HttpResponse};
+use std::collections::BTreeSet;
+use wire::openai::{ModelCard, ModelList};
+
+pub async fn handle(request: HttpRequest) -> HttpResponse {
+    let worker = worker(&request);
+    let gateway = &worker.gateway;
+    let snapshot = gateway.directory.load();
+    let served = |model: &str| snapshot.view.pools.contains_key(model);
+    let models = snapshot.view.pools.keys().map(|name| name.to_string());
+    let aliases = gateway.settings.model_aliases.iter();
+    let aliases = aliases
+        .filter(|(_, target)| served(target))
+        .map(|(alias, _)| alias.to_string());
+    let names: BTreeSet<String> = models.chain(aliases).collect();
+    let id = request_id(&request);
+    let mut response = HttpResponse::Ok();
+    response.insert_header(("x-request-id", &*id));
+    match request.match_info().get("id") {
+        Some(name) if names.contains(name) => response.json(card(name.to_owned())),
+        Some(name) => Refusal::NoSuchModel(name.to_owned()).response(&id),
+        None => response.json(ModelList {
+            object: "list".into(),
+            data: names.into_iter().map(card).collect(),
+        }),
+    }
+}
+
+fn card(id: String) -> ModelCard {
+    ModelCard {
+        id,
+        object: "model".into(),
+        created: 0,
+        owned_by: "tidegate".into(),
+        max_model_len: None,
+    }
+}

@@ -1,0 +1,46 @@
+//! `/health`, `/ready` and `/metrics`: for orchestrators and Prometheus, never for clients.
+
+use super::worker;
+use crate::gateway::Phase;
+use crate::telemetry::export;
+use actix_web::{HttpRequest, HttpResponse};
+use routing::health::HealthState;
+use routing::view::Passage;
+use serde_json::json;
+
+/// The process lives.
+pub async fn health() -> HttpResponse {
+    HttpResponse::Ok().json(json!({"status": "ok"}))
+}
+
+/// At least one backend can take requests, and the process is not ending.
+pub async fn ready(request: HttpRequest) -> HttpResponse {
+    let worker = worker(&request);
+    let snapshot = worker.gateway.directory.load();
+    let backends = &snapshot.view.backends;
+    let can_serve = backends.iter().filter(|backend| {
+        backend.health == HealthState::Healthy
+            && backend.passage != Passage::Open
+            && !backend.draining
+    });
+    let serving = can_serve.count();
+    let draining = worker.gateway.phase.now() != Phase::Serving;
+    let body = json!({
+        "ready": serving > 0 && !draining,
+        "draining": draining,
+        "backends": {"serving": serving, "all": backends.len()},
+    });
+    if serving > 0 && !draining {
+        HttpResponse::Ok().json(body)
+    } else {
+        HttpResponse::ServiceUnavailable().json(body)
+    }
+}
+
+/// The numbers of docs/metrics.md.
+pub async fn metrics(request: HttpRequest) -> HttpResponse {
+    let text = export::render(&worker(&request).gateway);
+    HttpResponse::Ok()
+        .content_type("text/plain; version=0.0.4; charset=utf-8")
+        .body(text)
+}

@@ -1,0 +1,411 @@
+//! The answer on its way to the client: whole, or as a body that reads from the backend while the
+//! client reads from it. The body holds the attempt's count, the backend's connection and the
+//! report; dropping it, at the end or because the client left, releases all three.
+
+use super::attempt::Attempt;
+use super::{Call, headers, verdict};
+use crate::gateway::Worker;
+use crate::http::error::{By, ErrorKind, Refusal};
+use crate::telemetry::report::Report;
+use crate::upstream::ReplyBody;
+use actix_web::HttpResponse;
+use actix_web::body::{BodySize, MessageBody};
+use actix_web::http::StatusCode as ClientStatus;
+use actors::backend::Outcome;
+use bytes::{Bytes, BytesMut};
+use futures_util::future::LocalBoxFuture;
+use hyper::{HeaderMap, StatusCode};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+use tokio::time::Sleep;
+use tracing::warn;
+use verdict::Said;
+use wire::openai::Usage;
+use wire::splice::AnswerEdit;
+use wire::sse::{self, Event, EventEditor, EventScanner};
+
+/// Events up to this are read along with; longer ones pass unread.
+const SCANNED_EVENT_MAX: usize = 256 << 10;
+
+/// An answer that the client shall get.
+pub enum Opened {
+    /// All of it.
+    Whole {
+        /// Its status.
+        status: StatusCode,
+        /// Its headers.
+        headers: HeaderMap,
+        /// Its body.
+        body: Bytes,
+        /// What the engine counted.
+        usage: Option<Usage>,
+    },
+    /// The rest is to be read.
+    Stream(StreamParts),
+}
+
+/// A stream, or a long answer, whose beginning has been read.
+pub struct StreamParts {
+    /// Its status.
+    pub status: StatusCode,
+    /// Its headers.
+    pub headers: HeaderMap,
+    /// The rest.
+    pub body: ReplyBody,
+    /// Whether it is made of events.
+    pub is_events: bool,
+    /// What was read.
+    pub first: Bytes,
+    /// Counts it.
+    pub attempt: Attempt,
+    /// Whose thread this is.
+    pub worker: Rc<Worker>,
+}
+
+impl Opened {
+    /// The answer for the client.
+    pub fn response(self, call: &Call, mut report: Report) -> HttpResponse {
+        match self {
+            Opened::Whole {
+                status,
+                headers,
+                body,
+                usage,
+            } => {
+                if let Some(usage) = usage {
+                    report.usage(usage);
+                }
+                whole((status, &headers), call.edit.json(&body), report)
+            }
+            Opened::Stream(parts) => stream(parts, call, report),
+        }
+    }
+}
+
+/// A whole answer.
+pub fn whole(
+    (status, headers): (StatusCode, &HeaderMap),
+    body: Bytes,
+    mut report: Report,
+) -> HttpResponse {
+    report.sent(body.len());
+    report.complete();
+    let mut response = head(status, headers, &mut report);
+    response.body(body)
+}
+
+fn head(
+    status: StatusCode,
+    headers: &HeaderMap,
+    report: &mut Report,
+) -> actix_web::HttpResponseBuilder {
+    report.status(status.as_u16());
+    let status = ClientStatus::from_u16(status.as_u16()).unwrap_or(ClientStatus::BAD_GATEWAY);
+    let mut response = HttpResponse::build(status);
+    headers::to_client(headers, |name, value| {
+        response.append_header((name, value));
+    });
+    response.insert_header(("x-request-id", &*report.request_id));
+    response.insert_header(("x-tidegate-route", report.decision));
+    if let Some(backend) = &report.backend {
+        response.insert_header(("x-tidegate-backend", &**backend));
+    }
+    response
+}
+
+fn stream(mut parts: StreamParts, call: &Call, mut report: Report) -> HttpResponse {
+    let mut response = head(parts.status, &parts.headers, &mut report);
+    if parts.is_events {
+        // proxies in front of us must pass events as they come
+        response.insert_header(("x-accel-buffering", "no"));
+        if !parts.headers.contains_key("cache-control") {
+            response.insert_header(("cache-control", "no-cache, no-transform"));
+        }
+        let ttft = report.first_byte();
+        parts.attempt.in_flight().first_byte(Some(ttft));
+        parts.attempt.handles().ttft.record(ttft.as_secs_f64());
+    }
+    let length = parts
+        .body
+        .length()
+        .filter(|_| call.edit.is_none() && !parts.is_events);
+    let events = parts.is_events.then(|| Events {
+        scanner: EventScanner::new(SCANNED_EVENT_MAX),
+        editor: (!call.edit.is_none()).then(|| EventEditor::new(SCANNED_EVENT_MAX)),
+        edit: call.edit.clone(),
+        needs_end: call.route.is_openai_stream(),
+        finished: false,
+        error: None,
+    });
+    let idle_timeout = parts.worker.gateway.settings.upstream.idle_timeout;
+    response.body(AnswerBody {
+        cutting: Box::pin(parts.worker.gateway.phase.cutting()),
+        idle: Box::pin(tokio::time::sleep(idle_timeout)),
+        last_chunk: now(),
+        idle_timeout,
+        first: Some(parts.first),
+        length,
+        running: Some(Running {
+            body: parts.body,
+            attempt: parts.attempt,
+        }),
+        events,
+        report: Some(report),
+    })
+}
+
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
+struct Running {
+    body: ReplyBody,
+    attempt: Attempt,
+}
+
+/// What is known of a stream from its events.
+struct Events {
+    scanner: EventScanner,
+    editor: Option<EventEditor>,
+    edit: AnswerEdit,
+    needs_end: bool,
+    finished: bool,
+    error: Option<Option<StatusCode>>,
+}
+
+impl Events {
+    /// Reads along; answers the bytes to send.
+    fn pass(&mut self, chunk: Bytes, report: &mut Report) -> Bytes {
+        let (finished, error) = (&mut self.finished, &mut self.error);
+        self.scanner.feed(&chunk, |event| {
+            let Event::Whole(event) = event else { return };
+            match verdict::of_event(event) {
+                Said::Done => *finished = true,
+                Said::Finished(usage) => {
+                    *finished = true;
+                    usage.into_iter().for_each(|usage| report.usage(usage));
+                }
+                Said::Counted(usage) => report.usage(usage),
+                Said::Error(code) => *error = Some(code),
+                Said::Nothing => {}
+            }
+        });
+        match &mut self.editor {
+            Some(editor) => editor.feed(&chunk, |event| self.edit.event(event)),
+            None => chunk,
+        }
+    }
+
+    /// What must come before an event of our own, so that it is one.
+    fn fresh_line(&self) -> &'static [u8] {
+        let boundaries = self.scanner.boundaries();
+        match (boundaries.between_events(), boundaries.in_line()) {
+            (true, _) => b"",
+            (false, false) => b"\n",
+            (false, true) => b"\n\n",
+        }
+    }
+}
+
+/// See the module.
+struct AnswerBody {
+    first: Option<Bytes>,
+    running: Option<Running>,
+    events: Option<Events>,
+    length: Option<u64>,
+    report: Option<Report>,
+    idle: Pin<Box<Sleep>>,
+    idle_timeout: std::time::Duration,
+    last_chunk: Instant,
+    cutting: LocalBoxFuture<'static, ()>,
+}
+
+impl AnswerBody {
+    fn pass(&mut self, chunk: Bytes) -> Bytes {
+        let Some(report) = &mut self.report else {
+            return chunk;
+        };
+        let out = match &mut self.events {
+            Some(events) => events.pass(chunk, report),
+            None => chunk,
+        };
+        report.sent(out.len());
+        out
+    }
+
+    fn took_chunk(&mut self) {
+        let at = now();
+        if let Some(running) = &mut self.running {
+            running.attempt.in_flight().progress();
+            if self.events.is_some() {
+                let gap = at.saturating_duration_since(self.last_chunk);
+                running.attempt.handles().itl.record(gap.as_secs_f64());
+            }
+        }
+        self.last_chunk = at;
+    }
+
+    /// The backend has sent all of it.
+    fn end(&mut self) -> Option<Result<Bytes, BrokenAnswer>> {
+        let error = self.events.as_ref().and_then(|events| events.error);
+        let unfinished = self
+            .events
+            .as_ref()
+            .is_some_and(|e| e.needs_end && !e.finished);
+        match error {
+            None if unfinished => {
+                return self.fail(
+                    ErrorKind::StreamCut,
+                    "ended the stream before the answer was finished",
+                );
+            }
+            Some(code) => {
+                let by_client = code.is_some_and(|code| code.is_client_error());
+                let outcome = if by_client {
+                    Outcome::ClientError
+                } else {
+                    Outcome::Failure
+                };
+                self.settle(outcome, Some(ErrorKind::InStreamError));
+            }
+            None => self.settle(Outcome::Success, None),
+        }
+        let rest = self
+            .events
+            .as_mut()
+            .and_then(|events| events.editor.as_mut());
+        let rest = rest
+            .map(EventEditor::finish)
+            .filter(|rest| !rest.is_empty());
+        rest.map(Ok)
+    }
+
+    fn settle(&mut self, outcome: Outcome, error: Option<ErrorKind>) {
+        if let Some(running) = self.running.take() {
+            running.attempt.end(outcome);
+        }
+        if let Some(mut report) = self.report.take() {
+            if let Some(kind) = error {
+                report.error(By::Backend, kind);
+            }
+            report.complete();
+        }
+    }
+
+    /// The backend failed within its answer: an event says so, or the body breaks off. Never a
+    /// clean end.
+    fn fail(&mut self, kind: ErrorKind, what: &str) -> Option<Result<Bytes, BrokenAnswer>> {
+        let backend = self
+            .report
+            .as_ref()
+            .and_then(|report| report.backend.clone());
+        let backend = backend.as_deref().unwrap_or_default();
+        let request_id = self.report.as_ref().map(|report| report.request_id.clone());
+        warn!(
+            backend,
+            request_id = request_id.as_deref(),
+            kind = kind.as_str(),
+            what,
+            "stream failed"
+        );
+        let refusal = super::refusal(kind, backend, what);
+        self.settle(Outcome::Failure, Some(kind));
+        Some(self.break_off(&refusal))
+    }
+
+    /// The process ends before the stream does.
+    fn cut(&mut self) -> Option<Result<Bytes, BrokenAnswer>> {
+        self.running = None; // counts as cancelled: not the backend's fault
+        if let Some(mut report) = self.report.take() {
+            report.error(By::Router, ErrorKind::Overloaded);
+            report.complete();
+        }
+        Some(self.break_off(&Refusal::Draining))
+    }
+
+    fn break_off(&mut self, refusal: &Refusal) -> Result<Bytes, BrokenAnswer> {
+        let Some(events) = &self.events else {
+            return Err(BrokenAnswer);
+        };
+        let mut out = BytesMut::from(events.fresh_line());
+        let json = serde_json::to_vec(&refusal.body()).unwrap_or_default();
+        out.extend_from_slice(&sse::data_event(&json));
+        Ok(out.freeze())
+    }
+
+    fn poll_idle(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            std::task::ready!(self.idle.as_mut().poll(cx));
+            let deadline = self.last_chunk + self.idle_timeout;
+            if now() >= deadline {
+                return Poll::Ready(());
+            }
+            // chunks came since the timer was set: sleep on until their deadline
+            self.idle.as_mut().reset(deadline.into());
+        }
+    }
+}
+
+impl MessageBody for AnswerBody {
+    type Error = BrokenAnswer;
+
+    fn size(&self) -> BodySize {
+        match self.length {
+            Some(length) => BodySize::Sized(length),
+            None => BodySize::Stream,
+        }
+    }
+
+    fn poll_next(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Bytes, Self::Error>>> {
+        let this = &mut *self;
+        loop {
+            if let Some(first) = this.first.take() {
+                this.last_chunk = now();
+                let out = this.pass(first);
+                if !out.is_empty() {
+                    return Poll::Ready(Some(Ok(out)));
+                }
+            }
+            let Some(running) = &mut this.running else {
+                return Poll::Ready(None);
+            };
+            match running.body.poll_chunk(cx) {
+                Poll::Ready(Some(Ok(chunk))) => {
+                    this.took_chunk();
+                    let out = this.pass(chunk);
+                    if !out.is_empty() {
+                        return Poll::Ready(Some(Ok(out)));
+                    }
+                }
+                Poll::Ready(Some(Err(_))) => {
+                    return Poll::Ready(this.fail(
+                        ErrorKind::StreamCut,
+                        "closed the connection within its answer",
+                    ));
+                }
+                Poll::Ready(None) => return Poll::Ready(this.end()),
+                Poll::Pending => {
+                    if this.cutting.as_mut().poll(cx).is_ready() {
+                        return Poll::Ready(this.cut());
+                    }
+                    if this.poll_idle(cx).is_ready() {
+                        let what =
+                            format!("sent nothing for {} s", this.idle_timeout.as_secs_f64());
+                        return Poll::Ready(this.fail(ErrorKind::IdleTimeout, &what));
+                    }
+                    return Poll::Pending;
+                }
+            }
+        }
+    }
+}
+
+/// Breaks the connection to the client off, so that a cut answer does not look whole.
+#[derive(Debug, thiserror::Error)]
+#[error("the backend's answer broke off")]
+struct BrokenAnswer;

@@ -1,0 +1,140 @@
+//! One request against the fleet: ask the router, try a backend, try another where that is
+//! allowed, and hand the answer over.
+
+mod answer;
+mod attempt;
+pub mod headers;
+mod verdict;
+
+use crate::gateway::{BufferedBytes, Worker};
+use crate::http::error::{ErrorKind, Refusal};
+use crate::http::routes::ApiRoute;
+use crate::telemetry::names;
+use crate::telemetry::report::Report;
+use actix_web::HttpResponse;
+use actors::router::{Placement, Route};
+use attempt::Setback;
+use bytes::Bytes;
+use hyper::HeaderMap;
+use metrics::counter;
+use routing::choose::{NoBackend, Reason};
+use routing::ids::{BackendId, PrefixKey, SessionKey};
+use std::rc::Rc;
+use std::sync::Arc;
+use wire::splice::AnswerEdit;
+
+/// What is asked of a backend, whichever it will be.
+pub struct Call {
+    /// The path family.
+    pub route: ApiRoute,
+    /// Whether the client asked for a stream.
+    pub wants_stream: bool,
+    /// For the backend.
+    pub headers: HeaderMap,
+    /// For the backend.
+    pub body: Bytes,
+    /// Holds the body's place in the limit over all bodies.
+    pub _held: BufferedBytes,
+    /// As backends name it.
+    pub model: Arc<str>,
+    /// Equal for requests that begin alike.
+    pub prefix: Option<PrefixKey>,
+    /// Equal for requests of one session.
+    pub session: Option<SessionKey>,
+    /// What is changed in the answer.
+    pub edit: AnswerEdit,
+}
+
+/// Serves a request; the report moves into the answer's body.
+pub async fn serve(call: Call, worker: Rc<Worker>, mut report: Report) -> HttpResponse {
+    worker.budget.borrow_mut().earn();
+    let mut tried = Vec::new();
+    let mut setback: Option<Setback> = None;
+    loop {
+        let placement = match place(&call, &worker, &tried).await {
+            Ok(placement) => placement,
+            // nobody else can: the first failure says more than "nobody else"
+            Err(refusal) => return given_up(setback, refusal, report),
+        };
+        if let Some(failed) = setback.take() {
+            if !may_retry(&worker, &failed) {
+                return failed.response(report);
+            }
+            pause(&worker).await;
+        }
+        note(&worker, &placement, &mut report);
+        tried.push(placement.in_flight.backend().id);
+        match attempt::run(&call, &worker, placement, &mut report).await {
+            Ok(opened) => return opened.response(&call, report),
+            Err(failed) => {
+                let more = tried.len() < worker.gateway.settings.retry.max_attempts as usize;
+                if !more || !failed.why.is_retryable() {
+                    return failed.response(report);
+                }
+                setback = Some(failed);
+            }
+        }
+    }
+}
+
+fn given_up(setback: Option<Setback>, refusal: Refusal, report: Report) -> HttpResponse {
+    match setback {
+        Some(setback) => setback.response(report),
+        None => crate::http::refuse(refusal, report),
+    }
+}
+
+/// Asks this thread's router. One that died while it answered is replaced and asked again.
+async fn place(call: &Call, worker: &Worker, tried: &[BackendId]) -> Result<Placement, Refusal> {
+    for _ in 0..2 {
+        let Some(router) = worker.gateway.router.router() else {
+            break;
+        };
+        let route = Route {
+            model: call.model.clone(),
+            prefix: call.prefix,
+            session: call.session,
+            tried: tried.to_vec(),
+        };
+        if let Ok(answer) = router.send(route).await {
+            return answer
+                .map_err(|why: NoBackend| Refusal::NoBackend(why, call.model.to_string()));
+        }
+    }
+    Err(Refusal::NoRouter)
+}
+
+fn may_retry(worker: &Worker, setback: &Setback) -> bool {
+    if !worker.budget.borrow_mut().spend() {
+        counter!(names::RETRY_BUDGET_EXHAUSTED).increment(1);
+        return false;
+    }
+    counter!(names::RETRIES, "reason" => setback.why.as_str()).increment(1);
+    true
+}
+
+/// A random wait: requests that failed together shall not come back together.
+async fn pause(worker: &Worker) {
+    let most = worker.gateway.settings.retry.backoff_max;
+    tokio::time::sleep(most.mul_f64(fastrand::f64())).await;
+}
+
+fn note(worker: &Worker, placement: &Placement, report: &mut Report) {
+    report.attempts += 1;
+    report.backend = Some(placement.in_flight.backend().spec.name.clone());
+    report.decision = match placement.reason {
+        Reason::Prefix { spilled } => {
+            if spilled {
+                counter!(names::PREFIX_SPILLS).increment(1);
+            }
+            "prefix"
+        }
+        Reason::Probe | Reason::Strategy | Reason::Session => "strategy",
+    };
+    worker.handles.decision(report.decision);
+}
+
+/// What a client is told of a backend that failed.
+fn refusal(kind: ErrorKind, backend: &str, what: &str) -> Refusal {
+    Refusal::Backend(kind, format!("backend `{backend}` {what}"))
+}

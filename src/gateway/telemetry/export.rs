@@ -1,0 +1,149 @@
+//! Answers `/metrics`: counters as they were counted, gauges as the cluster is at that moment.
+
+use super::names::{self, Kind};
+use crate::gateway::Gateway;
+use actors::backend::{Backend, Counters};
+use actors::cluster::ChildKind;
+use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use routing::health::HealthState;
+use routing::view::{BackendView, Passage};
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Histogram samples wait in memory until they are folded in; this often.
+pub const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
+
+const LATENCY_BUCKETS: [f64; 16] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
+];
+const GAP_BUCKETS: [f64; 12] = [
+    0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0,
+];
+const STATES: [&str; 5] = ["starting", "healthy", "unhealthy", "draining", "failed"];
+const PASSAGES: [Passage; 3] = [Passage::Closed, Passage::Open, Passage::HalfOpen];
+
+/// Installs the process's recorder, once.
+pub fn recorder() -> PrometheusHandle {
+    static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
+    RECORDER.get_or_init(install).clone()
+}
+
+fn install() -> PrometheusHandle {
+    let buckets = |builder: PrometheusBuilder, name: &str, buckets: &[f64]| {
+        builder
+            .set_buckets_for_metric(Matcher::Full(name.into()), buckets)
+            .expect("the buckets are not empty")
+    };
+    let mut builder = buckets(
+        PrometheusBuilder::new(),
+        names::REQUEST_DURATION,
+        &LATENCY_BUCKETS,
+    );
+    builder = buckets(builder, names::TTFT, &LATENCY_BUCKETS);
+    builder = buckets(builder, names::ITL, &GAP_BUCKETS);
+    let recorder = builder.build_recorder();
+    let handle = recorder.handle();
+    // fails only when another recorder was installed first, and then that one counts
+    let _ = metrics::set_global_recorder(recorder);
+    for metric in names::ALL {
+        match metric.kind {
+            Kind::Counter => describe_counter!(metric.name, metric.help),
+            Kind::Gauge => describe_gauge!(metric.name, metric.help),
+            Kind::Histogram => describe_histogram!(metric.name, metric.help),
+        }
+        // series without labels exist from the start, so that rates have a zero to begin at
+        match (metric.kind, metric.labels.is_empty()) {
+            (Kind::Counter, true) => counter!(metric.name).absolute(0),
+            (Kind::Gauge, true) => gauge!(metric.name).set(0.0),
+            _ => {}
+        }
+    }
+    gauge!(names::BUILD_INFO, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
+    let start = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    gauge!(names::PROCESS_START).set(start.as_secs_f64());
+    handle
+}
+
+/// The text that Prometheus reads.
+pub fn render(gateway: &Gateway) -> String {
+    gauge!(names::HTTP_IN_FLIGHT).set(gateway.requests.count() as f64);
+    gauge!(names::BUFFERED).set(gateway.buffered.bytes() as f64);
+    counter!(names::LOG_LINES_DROPPED).absolute(super::log::dropped_lines());
+    process();
+    let snapshot = gateway.directory.load();
+    let mut restarts = [0u64; 2];
+    for (view, entry) in snapshot.view.backends.iter().zip(&snapshot.entries) {
+        state(view);
+        backend(&entry.backend);
+        for (sum, count) in restarts
+            .iter_mut()
+            .zip(&entry.backend.live.counters.actor_restarts)
+        {
+            *sum += count.load(Relaxed);
+        }
+    }
+    for kind in ChildKind::ALL {
+        counter!(names::ACTOR_RESTARTS, "actor" => kind.as_str()).absolute(restarts[kind as usize]);
+    }
+    counter!(names::ACTOR_RESTARTS, "actor" => "cluster").absolute(snapshot.cluster_restarts);
+    counter!(names::ACTOR_RESTARTS, "actor" => "router").absolute(gateway.router.restarts().get());
+    gateway.prometheus.render()
+}
+
+fn state(view: &BackendView) {
+    let present = match (view.health, view.draining) {
+        (HealthState::Healthy, true) => "draining",
+        (health, _) => health.as_str(),
+    };
+    for state in STATES {
+        let is = f64::from(state == present);
+        gauge!(names::BACKEND_STATE, "backend" => view.name.to_string(), "state" => state).set(is);
+    }
+    for passage in PASSAGES {
+        let is = f64::from(passage == view.passage);
+        gauge!(names::BREAKER_STATE, "backend" => view.name.to_string(), "state" => passage.as_str()).set(is);
+    }
+}
+
+fn backend(backend: &Backend) {
+    let name = || backend.spec.name.to_string();
+    let counters = &backend.live.counters;
+    gauge!(names::IN_FLIGHT, "backend" => name()).set(f64::from(backend.live.in_flight()));
+    counter!(names::BACKEND_FLAPS, "backend" => name()).absolute(counters.flaps.load(Relaxed));
+    for (result, count) in Counters::PROBE_RESULTS.into_iter().zip(&counters.probes) {
+        counter!(names::HEALTH_PROBES, "backend" => name(), "result" => result)
+            .absolute(count.load(Relaxed));
+    }
+    let connections = &counters.connections;
+    for (kind, count) in [
+        ("new", &connections.new),
+        ("reused", &connections.reused),
+        ("stale", &connections.stale),
+    ] {
+        counter!(names::UPSTREAM_CONNECTIONS, "backend" => name(), "kind" => kind)
+            .absolute(count.load(Relaxed));
+    }
+}
+
+/// Pages and clock ticks are 4 KiB and 10 ms on every Linux that Rust's standard library runs on
+/// with its default targets.
+fn process() {
+    const PAGE: f64 = 4096.0;
+    const TICKS_PER_SECOND: f64 = 100.0;
+    if let Ok(statm) = std::fs::read_to_string("/proc/self/statm")
+        && let Some(pages) = statm.split(' ').nth(1).and_then(|n| n.parse::<f64>().ok())
+    {
+        gauge!(names::PROCESS_MEMORY).set(pages * PAGE);
+    }
+    if let Ok(stat) = std::fs::read_to_string("/proc/self/stat")
+        && let Some((_, rest)) = stat.rsplit_once(')')
+    {
+        let ticks = rest.split_whitespace().skip(11).take(2);
+        let ticks: f64 = ticks.filter_map(|n| n.parse::<f64>().ok()).sum();
+        counter!(names::PROCESS_CPU).absolute((ticks / TICKS_PER_SECOND) as u64);
+    }
+}

@@ -1,0 +1,116 @@
+//! Metric handles of one worker thread, looked up once per label set instead of once per event.
+
+use super::names;
+use crate::http::routes::ApiRoute;
+use actors::backend::{Backend, Outcome};
+use metrics::{Counter, Histogram, counter, histogram};
+use routing::ids::BackendId;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Numbers of one backend.
+pub struct BackendHandles {
+    /// Time to first token.
+    pub ttft: Histogram,
+    /// Between chunks.
+    pub itl: Histogram,
+    outcomes: [Counter; 5],
+}
+
+impl BackendHandles {
+    /// Counts how an attempt ended.
+    pub fn count(&self, outcome: Outcome) {
+        self.outcomes[outcome as usize].increment(1);
+    }
+}
+
+/// Counters by model.
+pub struct ModelHandles {
+    /// The model's name, or `unknown`.
+    pub label: Arc<str>,
+    /// Prompt tokens.
+    pub prompt: Counter,
+    /// Generated tokens.
+    pub completion: Counter,
+    /// Cached prompt tokens.
+    pub cached: Counter,
+}
+
+/// The label of models that no backend serves: clients must not make labels.
+pub const UNKNOWN_MODEL: &str = "unknown";
+
+type RequestKey = (ApiRoute, Arc<str>, &'static str);
+
+/// See the module.
+#[derive(Default)]
+pub struct Handles {
+    backends: RefCell<HashMap<BackendId, Rc<BackendHandles>>>,
+    models: RefCell<HashMap<Arc<str>, Rc<ModelHandles>>>,
+    requests: RefCell<HashMap<RequestKey, Counter>>,
+    durations: RefCell<HashMap<ApiRoute, Histogram>>,
+    decisions: RefCell<HashMap<&'static str, Counter>>,
+}
+
+impl Handles {
+    /// The handles of a backend.
+    pub fn backend(&self, backend: &Backend) -> Rc<BackendHandles> {
+        let mut backends = self.backends.borrow_mut();
+        let handles = backends.entry(backend.id).or_insert_with(|| {
+            let name = backend.spec.name.to_string();
+            let outcome = |outcome: Outcome| counter!(names::BACKEND_REQUESTS, "backend" => name.clone(), "outcome" => outcome.as_str());
+            Rc::new(BackendHandles {
+                ttft: histogram!(names::TTFT, "backend" => name.clone()),
+                itl: histogram!(names::ITL, "backend" => name.clone()),
+                outcomes: Outcome::ALL.map(outcome),
+            })
+        });
+        handles.clone()
+    }
+
+    /// The handles of a model that some backend serves, or of all others.
+    pub fn model(&self, model: &Arc<str>) -> Rc<ModelHandles> {
+        let mut models = self.models.borrow_mut();
+        if let Some(handles) = models.get(model) {
+            return handles.clone();
+        }
+        let label = model.to_string();
+        let handles = Rc::new(ModelHandles {
+            label: model.clone(),
+            prompt: counter!(names::PROMPT_TOKENS, "model" => label.clone()),
+            completion: counter!(names::COMPLETION_TOKENS, "model" => label.clone()),
+            cached: counter!(names::CACHED_PROMPT_TOKENS, "model" => label),
+        });
+        models.insert(model.clone(), handles.clone());
+        handles
+    }
+
+    /// Counts a request that ended after `seconds`.
+    pub fn request(
+        &self,
+        (route, model): (ApiRoute, &Arc<str>),
+        status: &'static str,
+        seconds: f64,
+    ) {
+        self.durations
+            .borrow_mut()
+            .entry(route)
+            .or_insert_with(|| histogram!(names::REQUEST_DURATION, "route" => route.as_str()))
+            .record(seconds);
+        self.requests
+            .borrow_mut()
+            .entry((route, model.clone(), status))
+            .or_insert_with(|| counter!(names::REQUESTS, "route" => route.as_str(), "model" => model.to_string(), "status" => status))
+            .increment(1);
+    }
+
+    /// Counts a decision.
+    pub fn decision(&self, route: &'static str) {
+        self.decisions
+            .borrow_mut()
+            .entry(route)
+            .or_insert_with(|| counter!(names::ROUTE_DECISIONS, "route" => route))
+            .increment(1);
+    }
+}

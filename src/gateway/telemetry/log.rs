@@ -1,0 +1,43 @@
+//! Log lines on standard error, written by a thread of their own: a slow terminal or pipe must
+//! not hold up a request.
+
+use crate::settings::{LogFormat, LoggingSettings};
+use std::sync::OnceLock;
+use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
+use tracing_subscriber::EnvFilter;
+
+/// Lines that wait to be written; beyond, lines are dropped and counted.
+const QUEUE_LINES_MAX: usize = 16_384;
+
+static DROPPED: OnceLock<ErrorCounter> = OnceLock::new();
+
+/// Lines dropped so far.
+pub fn dropped_lines() -> u64 {
+    DROPPED
+        .get()
+        .map_or(0, |counter| counter.dropped_lines() as u64)
+}
+
+/// Starts logging for the process; lines are written while the guard lives.
+///
+/// # Errors
+/// When the level is no valid filter.
+pub fn start(settings: &LoggingSettings) -> Result<WorkerGuard, String> {
+    let filter =
+        EnvFilter::try_new(&settings.level).map_err(|error| format!("logging.level: {error}"))?;
+    let (writer, guard) = NonBlockingBuilder::default()
+        .buffered_lines_limit(QUEUE_LINES_MAX)
+        .lossy(true)
+        .finish(std::io::stderr());
+    let _ = DROPPED.set(writer.error_counter());
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(writer)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
+    // a second start in one process (tests, the demo) keeps the first
+    let _ = match settings.format {
+        LogFormat::Text => builder.try_init(),
+        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+    };
+    Ok(guard)
+}

@@ -1,0 +1,105 @@
+//! Every metric that the router exports: name, type, labels, unit. docs/metrics.md explains them,
+//! and a test holds the two equal. No label is made from what a client sends, but for models that
+//! a backend serves.
+
+/// What kind of number it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// Counts by size.
+    Histogram,
+}
+
+/// A metric.
+#[derive(Debug, Clone, Copy)]
+pub struct Metric {
+    /// As Prometheus sees it.
+    pub name: &'static str,
+    /// Its type.
+    pub kind: Kind,
+    /// Its labels.
+    pub labels: &'static [&'static str],
+    /// For the `HELP` line.
+    pub help: &'static str,
+}
+
+macro_rules! metrics {
+    ($($constant:ident = $kind:ident $name:literal $labels:expr, $help:literal;)*) => {
+        $(
+            #[doc = $help]
+            pub const $constant: &str = $name;
+        )*
+        /// All of them.
+        pub const ALL: &[Metric] = &[
+            $(Metric { name: $name, kind: Kind::$kind, labels: &$labels, help: $help },)*
+        ];
+    };
+}
+
+metrics! {
+    REQUESTS = Counter "tidegate_requests_total" ["route", "model", "status"], "Requests that ended, by the class of the status.";
+    REQUEST_DURATION = Histogram "tidegate_request_duration_seconds" ["route"], "From the head of a request to the end of its answer.";
+    TTFT = Histogram "tidegate_time_to_first_token_seconds" ["backend"], "From a streamed request to the first byte of its answer.";
+    ITL = Histogram "tidegate_inter_token_latency_seconds" ["backend"], "Between two chunks of a stream.";
+    HTTP_IN_FLIGHT = Gauge "tidegate_http_in_flight_requests" [], "Requests being served.";
+    BUFFERED = Gauge "tidegate_buffered_request_bytes" [], "Request bodies held in memory.";
+    CLIENT_WRITE_TIMEOUTS = Counter "tidegate_client_write_timeouts_total" [], "Answers given up because the client stopped reading.";
+    ERRORS = Counter "tidegate_errors_total" ["by", "kind"], "Requests that ended in an error, by who failed.";
+    RETRIES = Counter "tidegate_retries_total" ["reason"], "Second attempts, by what the first one failed of.";
+    RETRY_BUDGET_EXHAUSTED = Counter "tidegate_retry_budget_exhausted_total" [], "Failures not retried because retries had used up their share.";
+    IN_FLIGHT = Gauge "tidegate_in_flight_requests" ["backend"], "Requests sent to the backend and not yet ended.";
+    BACKEND_REQUESTS = Counter "tidegate_backend_requests_total" ["backend", "outcome"], "Attempts that ended at the backend.";
+    BACKEND_STATE = Gauge "tidegate_backend_state" ["backend", "state"], "1 for the state that the backend is in.";
+    BACKEND_FLAPS = Counter "tidegate_backend_flaps_total" ["backend"], "Changes between healthy and unhealthy.";
+    BREAKER_STATE = Gauge "tidegate_breaker_state" ["backend", "state"], "1 for the state that the circuit breaker is in.";
+    HEALTH_PROBES = Counter "tidegate_health_probes_total" ["backend", "result"], "Health probes that ended.";
+    UPSTREAM_CONNECTIONS = Counter "tidegate_upstream_connections_total" ["backend", "kind"], "How attempts came by their connection.";
+    ROUTE_DECISIONS = Counter "tidegate_route_decisions_total" ["route"], "How the backend was chosen.";
+    PREFIX_SPILLS = Counter "tidegate_prefix_spills_total" [], "Decisions by prefix that left the first backend for its load.";
+    PROMPT_TOKENS = Counter "tidegate_prompt_tokens_total" ["model"], "Prompt tokens, cached ones included.";
+    COMPLETION_TOKENS = Counter "tidegate_completion_tokens_total" ["model"], "Generated tokens.";
+    CACHED_PROMPT_TOKENS = Counter "tidegate_cached_prompt_tokens_total" ["model"], "Prompt tokens from the engine's KV cache.";
+    ACTOR_RESTARTS = Counter "tidegate_actor_restarts_total" ["actor"], "Actors that died and were replaced.";
+    LOG_LINES_DROPPED = Counter "tidegate_log_lines_dropped_total" [], "Log lines lost because they could not be written fast enough.";
+    BUILD_INFO = Gauge "tidegate_build_info" ["version"], "Always 1.";
+    PROCESS_START = Gauge "process_start_time_seconds" [], "When the process started, in Unix time.";
+    PROCESS_MEMORY = Gauge "process_resident_memory_bytes" [], "Resident memory.";
+    PROCESS_CPU = Counter "process_cpu_seconds_total" [], "CPU time used, user and system.";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_metrics_document_lists_exactly_these_with_their_types_and_labels() {
+        let document = include_str!("../../../docs/metrics.md");
+        let rows: Vec<Vec<&str>> = document
+            .lines()
+            .filter(|line| line.starts_with("| `") && !line.contains("`vllm:"))
+            .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
+            .collect();
+        for metric in ALL {
+            let row = rows
+                .iter()
+                .find(|row| row[0].trim_matches('`') == metric.name);
+            let row = row.unwrap_or_else(|| panic!("{} is not documented", metric.name));
+            assert_eq!(
+                row[1],
+                format!("{:?}", metric.kind).to_lowercase(),
+                "{}",
+                metric.name
+            );
+            let labels: Vec<&str> = row[2]
+                .split(',')
+                .map(|l| l.trim().trim_matches('`'))
+                .filter(|l| !l.is_empty())
+                .collect();
+            assert_eq!(labels, metric.labels, "{}", metric.name);
+        }
+        assert_eq!(rows.len(), ALL.len(), "a documented metric does not exist");
+    }
+}

@@ -1,0 +1,165 @@
+//! What one request was and how it ended: lives as long as the request, in the handler and then
+//! in the response body, and is written down when it is dropped, on every ending.
+
+use super::handles::UNKNOWN_MODEL;
+use super::names;
+use crate::gateway::{RequestCount, Worker};
+use crate::http::error::{By, ErrorKind};
+use crate::http::routes::ApiRoute;
+use metrics::counter;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tracing::info;
+use wire::openai::Usage;
+
+/// See the module.
+pub struct Report {
+    worker: Rc<Worker>,
+    _count: RequestCount,
+    /// The path family.
+    pub route: ApiRoute,
+    /// Given by the client, or made.
+    pub request_id: Arc<str>,
+    started: Instant,
+    model: Option<Arc<str>>,
+    /// Who serves it.
+    pub backend: Option<Arc<str>>,
+    /// How the backend was chosen.
+    pub decision: &'static str,
+    /// Attempts so far.
+    pub attempts: u32,
+    status: Option<u16>,
+    error: Option<(By, ErrorKind)>,
+    ttft: Option<Duration>,
+    bytes: u64,
+    usage: Option<Usage>,
+    complete: bool,
+}
+
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
+impl Report {
+    /// A request has come in.
+    pub fn new(worker: Rc<Worker>, route: ApiRoute, request_id: Arc<str>) -> Self {
+        Report {
+            _count: worker.gateway.requests.enter(),
+            worker,
+            route,
+            request_id,
+            started: now(),
+            model: None,
+            backend: None,
+            decision: "none",
+            attempts: 0,
+            status: None,
+            error: None,
+            ttft: None,
+            bytes: 0,
+            usage: None,
+            complete: false,
+        }
+    }
+
+    /// When the request came in.
+    pub fn started(&self) -> Instant {
+        self.started
+    }
+
+    /// The model that the request is for; a label only when some backend serves it.
+    pub fn model(&mut self, model: &Arc<str>) {
+        self.model = Some(model.clone());
+    }
+
+    /// The head was decided on.
+    pub fn status(&mut self, status: u16) {
+        self.status = Some(status);
+    }
+
+    /// The request failed. The first failure counts.
+    pub fn error(&mut self, by: By, kind: ErrorKind) {
+        self.error.get_or_insert((by, kind));
+    }
+
+    /// Bytes of the answer went out.
+    pub fn sent(&mut self, bytes: usize) {
+        self.bytes += bytes as u64;
+    }
+
+    /// The first byte of the answer came.
+    pub fn first_byte(&mut self) -> Duration {
+        *self.ttft.get_or_insert_with(|| now() - self.started)
+    }
+
+    /// The engine said what it counted.
+    pub fn usage(&mut self, usage: Usage) {
+        self.usage = Some(usage);
+    }
+
+    /// The whole answer was handed over; without this the request counts as cancelled.
+    pub fn complete(&mut self) {
+        self.complete = true;
+    }
+}
+
+fn class(status: u16) -> &'static str {
+    match status {
+        100..=199 => "1xx",
+        200..=299 => "2xx",
+        300..=399 => "3xx",
+        400..=499 => "4xx",
+        _ => "5xx",
+    }
+}
+
+impl Drop for Report {
+    fn drop(&mut self) {
+        let elapsed = now().saturating_duration_since(self.started);
+        let cancelled = !self.complete;
+        let handles = &self.worker.handles;
+        let served = self.model.as_ref().filter(|model| {
+            let snapshot = self.worker.gateway.directory.load();
+            snapshot.view.pools.contains_key(*model)
+        });
+        let unknown = Arc::from(UNKNOWN_MODEL);
+        let model = served.unwrap_or(&unknown);
+        let status = match self.status {
+            Some(status) if !cancelled => class(status),
+            _ => "cancelled",
+        };
+        handles.request((self.route, model), status, elapsed.as_secs_f64());
+        if let Some(usage) = &self.usage {
+            let tokens = handles.model(model);
+            tokens.prompt.increment(usage.prompt_tokens);
+            tokens
+                .completion
+                .increment(usage.completion_tokens.unwrap_or(0));
+            let details = usage.prompt_tokens_details.and_then(|d| d.cached_tokens);
+            tokens.cached.increment(details.unwrap_or(0));
+        }
+        if let Some((by, kind)) = self.error {
+            counter!(names::ERRORS, "by" => by.as_str(), "kind" => kind.as_str()).increment(1);
+        }
+        if self.worker.gateway.settings.logging.access {
+            info!(
+                target: "access",
+                request_id = %self.request_id,
+                route = self.route.as_str(),
+                model = self.model.as_deref().unwrap_or(""),
+                status = self.status.unwrap_or(0),
+                outcome = if cancelled { "client_cancelled" } else { self.error.map_or("ok", |(_, kind)| kind.as_str()) },
+                backend = self.backend.as_deref().unwrap_or(""),
+                decision = self.decision,
+                attempts = self.attempts,
+                ttft_ms = self.ttft.map_or(0.0, |d| d.as_secs_f64() * 1000.0),
+                ms = elapsed.as_secs_f64() * 1000.0,
+                bytes = self.bytes,
+                prompt_tokens = self.usage.map_or(0, |u| u.prompt_tokens),
+                completion_tokens = self.usage.and_then(|u| u.completion_tokens).unwrap_or(0),
+                "request"
+            );
+        }
+    }
+}
