@@ -6,6 +6,7 @@ use crate::speed::{Speed, figures_for};
 use clap::Parser;
 use serde::Deserialize;
 use std::ffi::OsString;
+use std::fmt;
 use std::time::Duration;
 
 /// Blocks of [`SimConfig::default`]: 16,384 tokens, so that tests can fill the cache.
@@ -182,5 +183,29 @@ impl KvRole {
             Self::KvConsumer => "kv_consumer",
             Self::KvBoth => "kv_both",
         }
+    }
+}
+
+/// One line for people: what is served, and how large and fast it is.
+impl fmt::Display for SimConfig {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            formatter,
+            "{} ({} KV blocks of {}, {} tokens per prompt and answer, {} ms per prompt token, {} ms per step, time ×{}",
+            self.models.join(", "),
+            self.num_blocks,
+            self.block_size,
+            self.max_model_len,
+            self.speed.prefill_ms_per_token,
+            self.speed.itl_ms,
+            self.time_scale
+        )?;
+        if let Some(kv) = &self.kv_transfer {
+            write!(formatter, ", {} over {}", kv.kv_role.name(), kv.kv_connector)?;
+        }
+        if !self.startup_delay.is_zero() {
+            write!(formatter, ", loading for {:?}", self.scaled(self.startup_delay))?;
+        }
+        formatter.write_str(")")
     }
 }
