@@ -3,6 +3,8 @@
 
 use crate::config::{EVENT_BATCHES_MAX, KvTransfer, SimConfig};
 use crate::failure::FaultSettings;
+use crate::flag_values::{fraction, human_count, not_negative};
+use crate::ignored_flags::IgnoredFlags;
 use crate::speed::{Speed, figures_for};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
@@ -45,14 +47,19 @@ struct Serve {
     #[arg(required_unless_present = "model_flag")]
     model: Option<String>,
     /// The same as the positional model
-    #[arg(long = "model", id = "model_flag", conflicts_with = "model", value_name = "MODEL")]
+    #[arg(
+        long = "model",
+        id = "model_flag",
+        conflicts_with = "model",
+        value_name = "MODEL"
+    )]
     model_flag: Option<String>,
     #[command(flatten)]
     server: ServerArgs,
     #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]
-    ignored: IgnoredArgs,
+    ignored: IgnoredFlags,
     #[command(flatten)]
     simulator: SimulatorArgs,
 }
@@ -121,92 +128,6 @@ struct EngineArgs {
     kv_events_config: Option<String>,
 }
 
-/// Taken so that a real command runs; they change nothing here.
-#[derive(Debug, clap::Args)]
-#[command(next_help_heading = "vLLM: taken and ignored")]
-#[allow(dead_code)]
-struct IgnoredArgs {
-    #[arg(long, hide = true)]
-    trust_remote_code: bool,
-    #[arg(long, hide = true, overrides_with = "no_enable_chunked_prefill")]
-    enable_chunked_prefill: bool,
-    #[arg(long, hide = true)]
-    no_enable_chunked_prefill: bool,
-    #[arg(long, hide = true)]
-    enforce_eager: bool,
-    #[arg(long, hide = true)]
-    async_scheduling: bool,
-    #[arg(long, hide = true, alias = "no-enable-log-requests")]
-    disable_log_requests: bool,
-    #[arg(long, hide = true)]
-    enable_log_requests: bool,
-    #[arg(long, hide = true)]
-    disable_log_stats: bool,
-    #[arg(long, hide = true)]
-    disable_uvicorn_access_log: bool,
-    #[arg(long, hide = true)]
-    enable_expert_parallel: bool,
-    #[arg(long, hide = true)]
-    enable_server_load_tracking: bool,
-    #[arg(long, hide = true)]
-    dtype: Option<String>,
-    #[arg(long, hide = true)]
-    swap_space: Option<String>,
-    #[arg(long, hide = true)]
-    cpu_offload_gb: Option<String>,
-    #[arg(long, hide = true)]
-    tool_call_parser: Option<String>,
-    #[arg(long, hide = true)]
-    reasoning_parser: Option<String>,
-    #[arg(long, hide = true)]
-    chat_template: Option<String>,
-    #[arg(long, hide = true)]
-    chat_template_content_format: Option<String>,
-    #[arg(long, hide = true)]
-    tokenizer: Option<String>,
-    #[arg(long, hide = true)]
-    tokenizer_mode: Option<String>,
-    #[arg(long, hide = true)]
-    revision: Option<String>,
-    #[arg(long, hide = true)]
-    download_dir: Option<String>,
-    #[arg(long, hide = true)]
-    load_format: Option<String>,
-    #[arg(long, hide = true, short = 'q')]
-    quantization: Option<String>,
-    #[arg(long, hide = true, visible_alias = "pp")]
-    pipeline_parallel_size: Option<u32>,
-    #[arg(long, hide = true)]
-    distributed_executor_backend: Option<String>,
-    #[arg(long, hide = true)]
-    generation_config: Option<String>,
-    #[arg(long, hide = true)]
-    override_generation_config: Option<String>,
-    #[arg(long, hide = true)]
-    compilation_config: Option<String>,
-    #[arg(long, hide = true)]
-    speculative_config: Option<String>,
-    #[arg(long, hide = true)]
-    hf_overrides: Option<String>,
-    #[arg(long, hide = true)]
-    limit_mm_per_prompt: Option<String>,
-    #[arg(long, hide = true)]
-    scheduling_policy: Option<String>,
-    #[arg(long, hide = true)]
-    prefix_caching_hash_algo: Option<String>,
-    #[arg(long, hide = true)]
-    uvicorn_log_level: Option<String>,
-    #[arg(long, hide = true)]
-    max_log_len: Option<u32>,
-    #[arg(long, hide = true)]
-    task: Option<String>,
-    #[arg(long, hide = true)]
-    runner: Option<String>,
-    /// The weights' seed. The simulator's own is --sim-seed
-    #[arg(long, hide = true)]
-    seed: Option<u64>,
-}
-
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Simulator")]
 struct SimulatorArgs {
@@ -268,18 +189,35 @@ impl Args {
         let model = serve.model.or(serve.model_flag).unwrap_or_default();
         let figures = figures_for(&model);
         let block_size = usize::from(engine.block_size);
-        let kv_dtype_bytes = if engine.kv_cache_dtype.contains("fp8") { 1.0 } else { 2.0 };
+        let kv_dtype_bytes = if engine.kv_cache_dtype.contains("fp8") {
+            1.0
+        } else {
+            2.0
+        };
         let num_blocks = match engine.num_gpu_blocks_override {
             Some(blocks) => blocks as usize,
-            None => figures.blocks(engine.tensor_parallel_size, engine.gpu_memory_utilization, kv_dtype_bytes, block_size),
+            None => figures.blocks(
+                engine.tensor_parallel_size,
+                engine.gpu_memory_utilization,
+                kv_dtype_bytes,
+                block_size,
+            ),
         };
-        let kv_transfer: Option<KvTransfer> = json_flag("--kv-transfer-config", engine.kv_transfer_config)?;
-        let kv_events: Option<KvEventsConfig> = json_flag("--kv-events-config", engine.kv_events_config)?;
+        let kv_transfer: Option<KvTransfer> =
+            json_flag("--kv-transfer-config", engine.kv_transfer_config)?;
+        let kv_events: Option<KvEventsConfig> =
+            json_flag("--kv-events-config", engine.kv_events_config)?;
         let config = SimConfig {
-            models: if server.served_model_name.is_empty() { vec![model] } else { server.served_model_name },
+            models: if server.served_model_name.is_empty() {
+                vec![model]
+            } else {
+                server.served_model_name
+            },
             host: server.host,
             port: server.port,
-            max_model_len: engine.max_model_len.unwrap_or_else(|| figures.context.min(num_blocks * block_size)),
+            max_model_len: engine
+                .max_model_len
+                .unwrap_or_else(|| figures.context.min(num_blocks * block_size)),
             block_size,
             num_blocks,
             prefix_caching: !engine.no_enable_prefix_caching,
@@ -289,11 +227,17 @@ impl Args {
             prompt_tokens_details: server.enable_prompt_tokens_details || !sim.strict_vllm,
             auto_tool_choice: server.enable_auto_tool_choice || !sim.strict_vllm,
             kv_transfer,
-            event_batches_max: kv_events.and_then(|events| events.buffer_steps).unwrap_or(EVENT_BATCHES_MAX),
+            event_batches_max: kv_events
+                .and_then(|events| events.buffer_steps)
+                .unwrap_or(EVENT_BATCHES_MAX),
             speed: Speed {
-                prefill_ms_per_token: sim.sim_prefill_ms_per_token.unwrap_or(figures.speed.prefill_ms_per_token),
+                prefill_ms_per_token: sim
+                    .sim_prefill_ms_per_token
+                    .unwrap_or(figures.speed.prefill_ms_per_token),
                 itl_ms: sim.sim_itl_ms.unwrap_or(figures.speed.itl_ms),
-                itl_ms_per_sequence: sim.sim_itl_ms_per_sequence.unwrap_or(figures.speed.itl_ms_per_sequence),
+                itl_ms_per_sequence: sim
+                    .sim_itl_ms_per_sequence
+                    .unwrap_or(figures.speed.itl_ms_per_sequence),
                 overhead_ms: sim.sim_overhead_ms.unwrap_or(figures.speed.overhead_ms),
             },
             time_scale: sim.sim_time_scale,
@@ -315,51 +259,28 @@ impl Args {
 
 /// vLLM takes `--max_model_len` for `--max-model-len`: underscores of a long flag's name become dashes.
 pub fn with_dashes(word: OsString) -> OsString {
-    let Some(text) = word.to_str().filter(|text| text.starts_with("--")) else { return word };
+    let Some(text) = word.to_str().filter(|text| text.starts_with("--")) else {
+        return word;
+    };
     let (name, value) = text.split_at(text.find('=').unwrap_or(text.len()));
     format!("{}{value}", name.replace('_', "-")).into()
 }
 
-fn json_flag<T: serde::de::DeserializeOwned>(flag: &str, value: Option<String>) -> Result<Option<T>, clap::Error> {
+fn json_flag<T: serde::de::DeserializeOwned>(
+    flag: &str,
+    value: Option<String>,
+) -> Result<Option<T>, clap::Error> {
     value
-        .map(|text| serde_json::from_str(&text).map_err(|fault| usage_error(&format!("{flag} is not the JSON that it takes: {fault}"))))
+        .map(|text| {
+            serde_json::from_str(&text).map_err(|fault| {
+                usage_error(&format!("{flag} is not the JSON that it takes: {fault}"))
+            })
+        })
         .transpose()
 }
 
 fn usage_error(message: &str) -> clap::Error {
     Args::command().error(ErrorKind::ValueValidation, message)
-}
-
-/// `8192`, or with vLLM's suffixes: k, m, g are powers of 1000 and K, M, G of 1024.
-fn human_count(text: &str) -> Result<usize, String> {
-    let (digits, factor) = match text.char_indices().last() {
-        Some((at, 'k')) => (&text[..at], 1_000.0),
-        Some((at, 'm')) => (&text[..at], 1e6),
-        Some((at, 'g')) => (&text[..at], 1e9),
-        Some((at, 'K')) => (&text[..at], 1024.0),
-        Some((at, 'M')) => (&text[..at], 1024.0 * 1024.0),
-        Some((at, 'G')) => (&text[..at], 1024.0 * 1024.0 * 1024.0),
-        _ => return text.parse().map_err(|_| "give a whole number, or one with a suffix such as 32k or 32K".to_owned()),
-    };
-    let number: f64 = digits.parse().map_err(|_| "give a number before the suffix, as in 32k".to_owned())?;
-    match number * factor {
-        count if count >= 1.0 => Ok(count as usize),
-        _ => Err("must be at least 1".to_owned()),
-    }
-}
-
-fn fraction(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
-        _ => Err("give a number from 0 to 1".to_owned()),
-    }
-}
-
-fn not_negative(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(number) if number.is_finite() && number >= 0.0 => Ok(number),
-        _ => Err("give a number that is 0 or more".to_owned()),
-    }
 }
 
 #[cfg(test)]

@@ -37,7 +37,10 @@ fn commands(script: &str) -> Vec<Vec<String>> {
 }
 
 fn seed_configs() -> Vec<SimConfig> {
-    commands(COMMANDS).into_iter().map(|words| SimConfig::from_args(words).unwrap()).collect()
+    commands(COMMANDS)
+        .into_iter()
+        .map(|words| SimConfig::from_args(words).unwrap())
+        .collect()
 }
 
 fn parse(line: &str) -> Result<SimConfig, clap::Error> {
@@ -60,20 +63,50 @@ fn the_six_seed_commands_run_unchanged() {
 #[test]
 fn the_seed_commands_keep_roles_and_floats() {
     let configs = seed_configs();
-    let roles: Vec<Option<KvRole>> = configs.iter().map(|config| config.kv_transfer.as_ref().map(|kv| kv.kv_role)).collect();
+    let roles: Vec<Option<KvRole>> = configs
+        .iter()
+        .map(|config| config.kv_transfer.as_ref().map(|kv| kv.kv_role))
+        .collect();
     use KvRole::{KvBoth, KvConsumer, KvProducer};
-    assert_eq!(roles, [Some(KvBoth), Some(KvProducer), Some(KvConsumer), Some(KvProducer), Some(KvConsumer), None]);
+    assert_eq!(
+        roles,
+        [
+            Some(KvBoth),
+            Some(KvProducer),
+            Some(KvConsumer),
+            Some(KvProducer),
+            Some(KvConsumer),
+            None
+        ]
+    );
     let first = configs[0].kv_transfer.as_ref().unwrap();
     assert_eq!(first.kv_buffer_size, Some(4e9));
-    assert_eq!(first.kv_connector_extra_config["kv_namespace"], "inference/kv-cache");
-    assert_eq!(configs[3].kv_transfer.as_ref().unwrap().kv_buffer_size, Some(8e9));
-    assert!(configs[3].num_blocks < configs[4].num_blocks, "0.85 of the memory holds fewer blocks than 0.90");
+    assert_eq!(
+        first.kv_connector_extra_config["kv_namespace"],
+        "inference/kv-cache"
+    );
+    assert_eq!(
+        configs[3].kv_transfer.as_ref().unwrap().kv_buffer_size,
+        Some(8e9)
+    );
+    assert!(
+        configs[3].num_blocks < configs[4].num_blocks,
+        "0.85 of the memory holds fewer blocks than 0.90"
+    );
 }
 
 #[test]
 fn strict_vllm_omits_cached_tokens_unless_asked() {
-    assert!(!parse("vllm serve m --strict-vllm").unwrap().prompt_tokens_details);
-    assert!(parse("vllm serve m --strict-vllm --enable-prompt-tokens-details").unwrap().prompt_tokens_details);
+    assert!(
+        !parse("vllm serve m --strict-vllm")
+            .unwrap()
+            .prompt_tokens_details
+    );
+    assert!(
+        parse("vllm serve m --strict-vllm --enable-prompt-tokens-details")
+            .unwrap()
+            .prompt_tokens_details
+    );
 }
 
 #[test]
@@ -86,15 +119,29 @@ fn flags_of_real_commands_are_taken() {
     .unwrap();
     assert_eq!(config.models, ["qwen", "alias"]);
     assert_eq!(config.api_keys, ["k1"]);
-    assert_eq!((config.block_size, config.num_blocks, config.max_num_seqs, config.max_num_batched_tokens), (32, 500, 64, 4096));
+    assert_eq!(
+        (
+            config.block_size,
+            config.num_blocks,
+            config.max_num_seqs,
+            config.max_num_batched_tokens
+        ),
+        (32, 500, 64, 4096)
+    );
     assert_eq!((config.max_model_len, config.event_batches_max), (8192, 7));
 }
 
 #[test]
 fn faults_in_a_command_are_named() {
     let told = |line: &str| parse(line).unwrap_err().to_string();
-    assert!(told("vllm serve m --kv-transfer-config {\"kv_role\":\"kv_maybe\"}").contains("--kv-transfer-config"));
-    assert!(told("vllm serve m --max-model-len 4000 --num-gpu-blocks-override 10").contains("160 tokens"));
+    assert!(
+        told("vllm serve m --kv-transfer-config {\"kv_role\":\"kv_maybe\"}")
+            .contains("--kv-transfer-config")
+    );
+    assert!(
+        told("vllm serve m --max-model-len 4000 --num-gpu-blocks-override 10")
+            .contains("160 tokens")
+    );
     assert!(told("vllm serve m --max-num-seqs 9000").contains("max_num_batched_tokens"));
     assert!(told("vllm serve m --sim-fail-rate 2").contains("from 0 to 1"));
     assert!(told("vllm serve m --max-modle-len 4000").contains("--max-model-len"));
@@ -104,5 +151,8 @@ fn faults_in_a_command_are_named() {
 #[test]
 fn help_groups_the_simulators_flags() {
     let help = parse("vllm serve --help").unwrap_err().to_string();
-    assert!(help.contains("Simulator:") && help.contains("--sim-time-scale"), "{help}");
+    assert!(
+        help.contains("Simulator:") && help.contains("--sim-time-scale"),
+        "{help}"
+    );
 }

@@ -96,7 +96,9 @@ impl SimConfig {
         I: IntoIterator<Item = T>,
         T: Into<OsString>,
     {
-        let words = words.into_iter().map(|word| crate::args::with_dashes(word.into()));
+        let words = words
+            .into_iter()
+            .map(|word| crate::args::with_dashes(word.into()));
         Args::try_parse_from(words)?.into_config()
     }
 
@@ -110,7 +112,9 @@ impl SimConfig {
             return Err("an engine needs a model name".into());
         }
         if self.block_size == 0 || self.max_num_seqs == 0 || self.max_model_len < 2 {
-            return Err("block size and max_num_seqs must be at least 1, max_model_len at least 2".into());
+            return Err(
+                "block size and max_num_seqs must be at least 1, max_model_len at least 2".into(),
+            );
         }
         if self.max_num_batched_tokens < self.max_num_seqs {
             return Err(format!(
@@ -201,10 +205,19 @@ impl fmt::Display for SimConfig {
             self.time_scale
         )?;
         if let Some(kv) = &self.kv_transfer {
-            write!(formatter, ", {} over {}", kv.kv_role.name(), kv.kv_connector)?;
+            write!(
+                formatter,
+                ", {} over {}",
+                kv.kv_role.name(),
+                kv.kv_connector
+            )?;
         }
         if !self.startup_delay.is_zero() {
-            write!(formatter, ", loading for {:?}", self.scaled(self.startup_delay))?;
+            write!(
+                formatter,
+                ", loading for {:?}",
+                self.scaled(self.startup_delay)
+            )?;
         }
         formatter.write_str(")")
     }

@@ -3,72 +3,23 @@
 //! request whose receiver is gone is aborted before the next step.
 
 use crate::config::SimConfig;
+use crate::engine_client::{Command, EngineClient, Token, Work};
 use crate::event_log::EventLog;
 use crate::kv_cache::{BlockHash, KvCache, chain_seed};
 use crate::metrics::{Metrics, add, set};
-use crate::scheduler::{Limits, NewSequence, Output, SequenceId, State, StepReport, step};
+use crate::scheduler::{Limits, Output, State, StepReport, step};
+use crate::sequence::{NewSequence, SequenceId};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::time::{Duration, Instant, sleep_until, timeout_at};
 
 /// How far the engine may lag behind its own timetable before it gives the lost time up. Timers wake about 1 ms late, so short
 /// steps (a small time scale) keep their average only by catching up.
 const CATCH_UP_MAX: Duration = Duration::from_millis(20);
-
-/// One token of one choice, or its end.
-#[derive(Debug, Clone, Copy)]
-pub struct Token {
-    /// Which of the request's answers.
-    pub choice: usize,
-    /// The choice is complete.
-    pub last: bool,
-    /// Prompt tokens that came from the prefix cache.
-    pub cached: usize,
-}
-
-/// One prompt and the answer that is to come out, token by token.
-#[derive(Debug, Clone)]
-pub struct Work {
-    /// At least one token.
-    pub prompt: Arc<[u32]>,
-    /// Empty for embeddings.
-    pub answer: Arc<[u32]>,
-    /// Counts the end as a limit reached instead of a stop.
-    pub ends_by_length: bool,
-}
-
-enum Command {
-    Submit { works: Vec<Work>, salt: String, arrived: Instant, reply: mpsc::UnboundedSender<Token> },
-    ClearCache(oneshot::Sender<bool>),
-}
-
-/// The way to a running engine. The engine stops when the last clone is gone.
-#[derive(Debug, Clone)]
-pub struct EngineClient {
-    commands: mpsc::UnboundedSender<Command>,
-}
-
-impl EngineClient {
-    /// Queues a request of one or more choices. Dropping the receiver aborts it. `salt` keeps equal prompts of different tenants
-    /// apart in the cache.
-    pub fn submit(&self, works: Vec<Work>, salt: String) -> mpsc::UnboundedReceiver<Token> {
-        let (reply, tokens) = mpsc::unbounded_channel();
-        // A stopped engine drops the command and with it `reply`: the receiver then ends without a last token.
-        let _ = self.commands.send(Command::Submit { works, salt, arrived: Instant::now(), reply });
-        tokens
-    }
-
-    /// Forgets all cached blocks; false while any is in use.
-    pub async fn clear_cache(&self) -> bool {
-        let (reply, answer) = oneshot::channel();
-        let _ = self.commands.send(Command::ClearCache(reply));
-        answer.await.unwrap_or(false)
-    }
-}
 
 struct Request {
     reply: mpsc::UnboundedSender<Token>,
@@ -94,10 +45,19 @@ struct Engine {
 ///
 /// # Errors
 /// When the system gives no thread or no timer.
-pub fn start(config: Arc<SimConfig>, metrics: Arc<Metrics>, log: Arc<Mutex<EventLog>>) -> io::Result<EngineClient> {
+pub fn start(
+    config: Arc<SimConfig>,
+    metrics: Arc<Metrics>,
+    log: Arc<Mutex<EventLog>>,
+) -> io::Result<EngineClient> {
     let (commands, inbox) = mpsc::unbounded_channel();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
-    let limits = Limits { batched_tokens_max: config.max_num_batched_tokens, sequences_max: config.max_num_seqs };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()?;
+    let limits = Limits {
+        batched_tokens_max: config.max_num_batched_tokens,
+        sequences_max: config.max_num_seqs,
+    };
     let cache = KvCache::new(config.num_blocks, config.block_size, config.prefix_caching);
     let engine = Engine {
         state: State::new(limits, cache),
@@ -108,8 +68,10 @@ pub fn start(config: Arc<SimConfig>, metrics: Arc<Metrics>, log: Arc<Mutex<Event
         requests: HashMap::new(),
         next_id: 0,
     };
-    std::thread::Builder::new().name("sim-engine".into()).spawn(move || runtime.block_on(engine.run(inbox)))?;
-    Ok(EngineClient { commands })
+    std::thread::Builder::new()
+        .name("sim-engine".into())
+        .spawn(move || runtime.block_on(engine.run(inbox)))?;
+    Ok(EngineClient::new(commands))
 }
 
 impl Engine {
@@ -121,7 +83,11 @@ impl Engine {
             }
             self.abort_abandoned();
             let now = Instant::now();
-            while self.arriving.front().is_some_and(|(ready, _)| *ready <= now) {
+            while self
+                .arriving
+                .front()
+                .is_some_and(|(ready, _)| *ready <= now)
+            {
                 if let Some((_, sequence)) = self.arriving.pop_front() {
                     self.state.add(sequence);
                 }
@@ -159,12 +125,29 @@ impl Engine {
 
     fn on(&mut self, command: Command) {
         match command {
-            Command::Submit { works, salt, arrived, reply } => {
+            Command::Submit {
+                works,
+                salt,
+                arrived,
+                reply,
+            } => {
                 let chain = chain_seed(self.config.seed, &salt);
                 for (choice, work) in works.into_iter().enumerate() {
-                    self.accept(work, chain, Request { reply: reply.clone(), choice, arrived, by_length: false, prompt_len: 0, seen_token: false });
+                    self.accept(
+                        work,
+                        chain,
+                        Request {
+                            reply: reply.clone(),
+                            choice,
+                            arrived,
+                            by_length: false,
+                            prompt_len: 0,
+                            seen_token: false,
+                        },
+                    );
                 }
             }
+            Command::Wake => {} // the loop looks for abandoned requests anyway
             Command::ClearCache(reply) => {
                 let cleared = self.state.cache_mut().clear();
                 self.publish_events();
@@ -177,13 +160,33 @@ impl Engine {
         let id = SequenceId(self.next_id);
         self.next_id += 1;
         let ready = request.arrived + self.config.scaled(self.config.speed.overhead());
-        self.requests.insert(id, Request { by_length: work.ends_by_length, prompt_len: work.prompt.len(), ..request });
-        self.arriving.push_back((ready, NewSequence { id, prompt: work.prompt, answer: work.answer, chain }));
+        self.requests.insert(
+            id,
+            Request {
+                by_length: work.ends_by_length,
+                prompt_len: work.prompt.len(),
+                ..request
+            },
+        );
+        self.arriving.push_back((
+            ready,
+            NewSequence {
+                id,
+                prompt: work.prompt,
+                answer: work.answer,
+                chain,
+            },
+        ));
     }
 
     /// A client that left has dropped its receiver.
     fn abort_abandoned(&mut self) {
-        let gone: Vec<SequenceId> = self.requests.iter().filter(|(_, request)| request.reply.is_closed()).map(|(id, _)| *id).collect();
+        let gone: Vec<SequenceId> = self
+            .requests
+            .iter()
+            .filter(|(_, request)| request.reply.is_closed())
+            .map(|(id, _)| *id)
+            .collect();
         for id in gone {
             self.requests.remove(&id);
             if !self.state.abort(id) {
@@ -201,7 +204,9 @@ impl Engine {
     }
 
     fn deliver_one(&mut self, output: Output) {
-        let Some(request) = self.requests.get_mut(&output.id) else { return };
+        let Some(request) = self.requests.get_mut(&output.id) else {
+            return;
+        };
         let waited = request.arrived.elapsed();
         if !request.seen_token {
             request.seen_token = true;
@@ -209,8 +214,15 @@ impl Engine {
             add(&self.metrics.prompt_tokens, request.prompt_len);
             add(&self.metrics.cached_tokens, output.cached);
         }
-        add(&self.metrics.generation_tokens, usize::from(output.token.is_some()));
-        let token = Token { choice: request.choice, last: output.last, cached: output.cached };
+        add(
+            &self.metrics.generation_tokens,
+            usize::from(output.token.is_some()),
+        );
+        let token = Token {
+            choice: request.choice,
+            last: output.last,
+            cached: output.cached,
+        };
         let heard = request.reply.send(token).is_ok();
         if !output.last {
             return;
@@ -227,7 +239,10 @@ impl Engine {
 
     fn publish_gauges(&self) {
         set(&self.metrics.running, self.state.running());
-        set(&self.metrics.waiting, self.state.waiting() + self.arriving.len());
+        set(
+            &self.metrics.waiting,
+            self.state.waiting() + self.arriving.len(),
+        );
         set(&self.metrics.blocks_used, self.state.cache().used());
         let (queried, hit) = self.state.prefix_counts();
         self.metrics.prefix_queries.store(queried, Relaxed);
@@ -237,8 +252,14 @@ impl Engine {
     fn publish_events(&mut self) {
         let events = self.state.cache_mut().take_events();
         if !events.is_empty() {
-            let ts = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-            self.log.lock().expect("nobody panics with this lock").append(ts, events);
+            let ts = SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or_default()
+                .as_secs_f64();
+            self.log
+                .lock()
+                .expect("nobody panics with this lock")
+                .append(ts, events);
         }
     }
 }

@@ -53,7 +53,12 @@ pub struct EventLog {
 impl EventLog {
     /// Keeps at most `batches_max` batches (vLLM's `buffer_steps`).
     pub fn new(batches_max: usize) -> Self {
-        Self { batches: VecDeque::new(), batches_max, tokens: 0, next_seq: 0 }
+        Self {
+            batches: VecDeque::new(),
+            batches_max,
+            tokens: 0,
+            next_seq: 0,
+        }
     }
 
     /// Appends one step's events; a step without any makes no batch.
@@ -62,17 +67,27 @@ impl EventLog {
             return;
         }
         self.tokens += tokens_in(&events);
-        self.batches.push_back(EventBatch { seq: self.next_seq, ts, events });
+        self.batches.push_back(EventBatch {
+            seq: self.next_seq,
+            ts,
+            events,
+        });
         self.next_seq += 1;
         while self.batches.len() > self.batches_max || self.tokens > TOKENS_MAX {
-            let Some(oldest) = self.batches.pop_front() else { break };
+            let Some(oldest) = self.batches.pop_front() else {
+                break;
+            };
             self.tokens -= tokens_in(&oldest.events);
         }
     }
 
     /// The batches still kept, from `seq` on. A first one later than `seq` means that history was lost.
     pub fn since(&self, seq: u64) -> Vec<EventBatch> {
-        self.batches.iter().filter(|batch| batch.seq >= seq).cloned().collect()
+        self.batches
+            .iter()
+            .filter(|batch| batch.seq >= seq)
+            .cloned()
+            .collect()
     }
 }
 

@@ -24,7 +24,13 @@ pub struct FaultSettings {
 
 impl Default for FaultSettings {
     fn default() -> Self {
-        Self { fail_rate: 0.0, fail_status: 500, fail_after_tokens: None, drop_after_tokens: None, hang_rate: 0.0 }
+        Self {
+            fail_rate: 0.0,
+            fail_status: 500,
+            fail_after_tokens: None,
+            drop_after_tokens: None,
+            hang_rate: 0.0,
+        }
     }
 }
 
@@ -137,7 +143,13 @@ impl Faults {
 
     fn strikes(&self, rate: &AtomicU64) -> bool {
         let share = f64::from_bits(rate.load(Relaxed));
-        share > 0.0 && self.chance.lock().expect("nobody panics with this lock").f64() < share
+        share > 0.0
+            && self
+                .chance
+                .lock()
+                .expect("nobody panics with this lock")
+                .f64()
+                < share
     }
 }
 
@@ -147,8 +159,17 @@ mod test {
 
     #[test]
     fn rates_strike_about_as_often_as_they_say() {
-        let faults = Faults::new(FaultSettings { fail_rate: 0.25, fail_status: 503, ..Default::default() }, 1);
-        let refused = (0..1000).filter(|_| faults.fate() == Fate::Refuse(503)).count();
+        let faults = Faults::new(
+            FaultSettings {
+                fail_rate: 0.25,
+                fail_status: 503,
+                ..Default::default()
+            },
+            1,
+        );
+        let refused = (0..1000)
+            .filter(|_| faults.fate() == Fate::Refuse(503))
+            .count();
         assert!((200..300).contains(&refused), "{refused}");
     }
 

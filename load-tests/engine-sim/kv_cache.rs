@@ -65,7 +65,15 @@ impl KvCache {
         let mut cache = Self {
             block_size,
             caching,
-            blocks: vec![Block { users: 0, hash: None, previous: NONE, next: NONE }; count],
+            blocks: vec![
+                Block {
+                    users: 0,
+                    hash: None,
+                    previous: NONE,
+                    next: NONE
+                };
+                count
+            ],
             copies: HashMap::new(),
             head: NONE,
             tail: NONE,
@@ -103,12 +111,17 @@ impl KvCache {
         if !self.caching {
             return Vec::new();
         }
-        hashes.iter().map_while(|hash| self.copies.get(hash)?.first().copied()).collect()
+        hashes
+            .iter()
+            .map_while(|hash| self.copies.get(hash)?.first().copied())
+            .collect()
     }
 
     /// How many of `ids` are free, so that sharing them takes them out of the free list.
     pub fn free_among(&self, ids: &[BlockId]) -> usize {
-        ids.iter().filter(|id| self.blocks[id.index()].users == 0).count()
+        ids.iter()
+            .filter(|id| self.blocks[id.index()].users == 0)
+            .count()
     }
 
     /// Adds one user to each block that [`KvCache::find`] returned.
@@ -189,7 +202,9 @@ impl KvCache {
 
     /// Removes one physical copy's content; each copy that was announced is taken back by a Removed of its own.
     fn forget(&mut self, id: BlockId) {
-        let Some(hash) = self.blocks[id.index()].hash.take() else { return };
+        let Some(hash) = self.blocks[id.index()].hash.take() else {
+            return;
+        };
         if let Some(copies) = self.copies.get_mut(&hash) {
             copies.retain(|copy| *copy != id);
             if copies.is_empty() {
@@ -235,19 +250,28 @@ impl KvCache {
 /// The name of a block: the chain up to its parent, then its tokens, folded by wide multiplication. `parent` of the first
 /// block is [`chain_seed`].
 pub fn block_hash(parent: BlockHash, tokens: &[u32]) -> BlockHash {
-    BlockHash(tokens.iter().fold(fold(parent.0, tokens.len() as u64), |chain, token| fold(chain, u64::from(*token))))
+    BlockHash(
+        tokens
+            .iter()
+            .fold(fold(parent.0, tokens.len() as u64), |chain, token| {
+                fold(chain, u64::from(*token))
+            }),
+    )
 }
 
 /// Where a chain starts: apart for each engine seed, LoRA adapter or cache salt, so that equal tokens do not meet.
 pub fn chain_seed(seed: u64, salt: &str) -> BlockHash {
-    BlockHash(salt.bytes().fold(fold(seed, 0x7465_6e74), |chain, byte| fold(chain, u64::from(byte))))
+    BlockHash(salt.bytes().fold(fold(seed, 0x7465_6e74), |chain, byte| {
+        fold(chain, u64::from(byte))
+    }))
 }
 
 /// Mixes one word into a chain: the halves of a 128-bit product of odd-weighted inputs.
 fn fold(chain: u64, word: u64) -> u64 {
     const LEFT: u64 = 0xd6e8_feb8_6659_fd93;
     const RIGHT: u64 = 0xa076_1d64_78bd_642f;
-    let product = u128::from(chain ^ LEFT) * u128::from(word.wrapping_mul(RIGHT).wrapping_add(chain.rotate_left(23)) | 1);
+    let product = u128::from(chain ^ LEFT)
+        * u128::from(word.wrapping_mul(RIGHT).wrapping_add(chain.rotate_left(23)) | 1);
     (product as u64) ^ ((product >> 64) as u64).rotate_left(32) ^ word
 }
 
@@ -269,7 +293,12 @@ mod test {
     fn fill(cache: &mut KvCache, tokens: &[u32]) -> Vec<BlockId> {
         let hashes = chain(tokens, cache.block_size());
         let ids = cache.allocate(hashes.len()).unwrap();
-        cache.publish(Run { ids: &ids, hashes: &hashes, parent: None, tokens });
+        cache.publish(Run {
+            ids: &ids,
+            hashes: &hashes,
+            parent: None,
+            tokens,
+        });
         ids
     }
 
@@ -315,7 +344,11 @@ mod test {
         cache.release(&first);
         cache.release(&second);
         cache.allocate(1).unwrap();
-        assert_eq!(cache.find(&chain(&[1, 2], 2)).len(), 1, "the other copy still serves");
+        assert_eq!(
+            cache.find(&chain(&[1, 2], 2)).len(),
+            1,
+            "the other copy still serves"
+        );
         cache.allocate(1).unwrap();
         let hash = chain(&[1, 2], 2)[0];
         let removed: Vec<_> = cache
@@ -338,7 +371,10 @@ mod test {
         cache.release(&ids);
         assert!(cache.clear());
         assert!(cache.find(&chain(&[1, 2], 2)).is_empty());
-        assert!(matches!(cache.take_events().last(), Some(CacheEvent::Cleared)));
+        assert!(matches!(
+            cache.take_events().last(),
+            Some(CacheEvent::Cleared)
+        ));
     }
 
     #[test]
@@ -361,8 +397,17 @@ mod test {
         let start = chain_seed(0, "");
         assert_ne!(block_hash(start, &[1, 2]), block_hash(start, &[2, 1]));
         assert_ne!(block_hash(start, &[0, 0]), block_hash(start, &[0]));
-        assert_ne!(block_hash(start, &[1, 2]), block_hash(chain_seed(0, "tenant"), &[1, 2]));
-        assert_ne!(block_hash(start, &[1, 2]), block_hash(chain_seed(1, ""), &[1, 2]));
-        assert_eq!(block_hash(start, &[1, 2]), block_hash(chain_seed(0, ""), &[1, 2]));
+        assert_ne!(
+            block_hash(start, &[1, 2]),
+            block_hash(chain_seed(0, "tenant"), &[1, 2])
+        );
+        assert_ne!(
+            block_hash(start, &[1, 2]),
+            block_hash(chain_seed(1, ""), &[1, 2])
+        );
+        assert_eq!(
+            block_hash(start, &[1, 2]),
+            block_hash(chain_seed(0, ""), &[1, 2])
+        );
     }
 }

@@ -3,10 +3,15 @@
 use engine_sim::{Sim, SimConfig};
 use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
     let config = SimConfig::from_args(std::env::args_os()).unwrap_or_else(|told| told.exit());
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::INFO).init();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(filter)
+        .init();
     match actix_rt::System::new().block_on(serve(config)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(fault) => {

@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Upper bounds of the time buckets in seconds; vLLM's for the time to first token.
-pub const SECONDS_BOUNDS: [f64; 22] =
-    [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0];
+pub const SECONDS_BOUNDS: [f64; 22] = [
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+];
 
 /// All counters and gauges.
 #[derive(Debug, Default)]
@@ -64,7 +66,10 @@ pub struct Histogram {
 impl Histogram {
     /// Counts one time.
     pub fn record(&self, time: Duration) {
-        if let Some(bucket) = SECONDS_BOUNDS.iter().position(|bound| time.as_secs_f64() <= *bound) {
+        if let Some(bucket) = SECONDS_BOUNDS
+            .iter()
+            .position(|bound| time.as_secs_f64() <= *bound)
+        {
             self.buckets[bucket].fetch_add(1, Relaxed);
         }
         self.count.fetch_add(1, Relaxed);
@@ -74,10 +79,17 @@ impl Histogram {
     /// Cumulative counts by upper bound, as Prometheus wants them, then all, then the sum in seconds.
     pub fn read(&self) -> (Vec<(f64, u64)>, u64, f64) {
         let mut total = 0;
-        let cumulative = SECONDS_BOUNDS.iter().zip(&self.buckets).map(|(bound, bucket)| {
-            total += bucket.load(Relaxed);
-            (*bound, total)
-        });
-        (cumulative.collect(), self.count.load(Relaxed), self.sum_micros.load(Relaxed) as f64 / 1e6)
+        let cumulative = SECONDS_BOUNDS
+            .iter()
+            .zip(&self.buckets)
+            .map(|(bound, bucket)| {
+                total += bucket.load(Relaxed);
+                (*bound, total)
+            });
+        (
+            cumulative.collect(),
+            self.count.load(Relaxed),
+            self.sum_micros.load(Relaxed) as f64 / 1e6,
+        )
     }
 }

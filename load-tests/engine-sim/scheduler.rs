@@ -1,13 +1,9 @@
 //! Decides what the engine computes in its next step: vLLM's continuous batching with one token budget, chunked prefill and
 //! preemption by recomputation. Pure: no clock, no I/O; the same state gives the same step.
 
-use crate::kv_cache::{BlockHash, BlockId, KvCache, Run, block_hash};
+use crate::kv_cache::{KvCache, Run};
+use crate::sequence::{NewSequence, Sequence, SequenceId};
 use std::collections::VecDeque;
-use std::sync::Arc;
-
-/// Names a sequence within one engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SequenceId(pub u64);
 
 /// Bounds of one step.
 #[derive(Debug, Clone, Copy)]
@@ -16,51 +12,6 @@ pub struct Limits {
     pub batched_tokens_max: usize,
     /// Sequences that may run at once; no more than `batched_tokens_max`, so that every decode fits into every step.
     pub sequences_max: usize,
-}
-
-/// A request as the scheduler sees it: its answer is known beforehand, as no model runs.
-#[derive(Debug, Clone)]
-pub struct NewSequence {
-    /// Unique among live sequences.
-    pub id: SequenceId,
-    /// At least one token.
-    pub prompt: Arc<[u32]>,
-    /// The tokens to "sample", one per step; empty for embeddings, which end with their prefill.
-    pub answer: Arc<[u32]>,
-    /// Where the hash chain starts ([`crate::kv_cache::chain_seed`]).
-    pub chain: BlockHash,
-}
-
-#[derive(Debug)]
-struct Sequence {
-    id: SequenceId,
-    /// Prompt, then what was generated.
-    tokens: Vec<u32>,
-    prompt_len: usize,
-    answer: Arc<[u32]>,
-    chain: BlockHash,
-    /// Names of the full blocks of `tokens`.
-    hashes: Vec<BlockHash>,
-    blocks: Vec<BlockId>,
-    /// Blocks that are findable by others: found there, or published.
-    published: usize,
-    computed: usize,
-    /// Set once, at the first admission.
-    cached: Option<usize>,
-}
-
-impl Sequence {
-    fn generated(&self) -> usize {
-        self.tokens.len() - self.prompt_len
-    }
-
-    fn hash_full_blocks(&mut self, block_size: usize) {
-        while (self.hashes.len() + 1) * block_size <= self.tokens.len() {
-            let start = self.hashes.len() * block_size;
-            let parent = self.hashes.last().copied().unwrap_or(self.chain);
-            self.hashes.push(block_hash(parent, &self.tokens[start..start + block_size]));
-        }
-    }
 }
 
 /// Everything that a step reads and changes.
@@ -113,28 +64,28 @@ impl StepReport {
 impl State {
     /// An idle engine.
     pub fn new(limits: Limits, cache: KvCache) -> Self {
-        assert!(limits.sequences_max > 0 && limits.sequences_max <= limits.batched_tokens_max, "every decode must fit into a step");
-        Self { limits, cache, waiting: VecDeque::new(), running: Vec::new(), queried_tokens: 0, hit_tokens: 0 }
+        assert!(
+            limits.sequences_max > 0 && limits.sequences_max <= limits.batched_tokens_max,
+            "every decode must fit into a step"
+        );
+        Self {
+            limits,
+            cache,
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            queried_tokens: 0,
+            hit_tokens: 0,
+        }
     }
 
     /// Queues a sequence. The caller has checked that prompt and answer fit into the whole pool.
     pub fn add(&mut self, new: NewSequence) {
         debug_assert!(!new.prompt.is_empty());
-        debug_assert!(new.prompt.len() + new.answer.len() <= self.cache.capacity() * self.cache.block_size());
-        let mut sequence = Sequence {
-            id: new.id,
-            tokens: new.prompt.to_vec(),
-            prompt_len: new.prompt.len(),
-            answer: new.answer,
-            chain: new.chain,
-            hashes: Vec::new(),
-            blocks: Vec::new(),
-            published: 0,
-            computed: 0,
-            cached: None,
-        };
-        sequence.hash_full_blocks(self.cache.block_size());
-        self.waiting.push_back(sequence);
+        debug_assert!(
+            new.prompt.len() + new.answer.len() <= self.cache.capacity() * self.cache.block_size()
+        );
+        self.waiting
+            .push_back(Sequence::new(new, self.cache.block_size()));
     }
 
     /// Removes a sequence and frees its blocks; false when it is not (or no longer) here.
@@ -143,7 +94,9 @@ impl State {
             self.waiting.remove(at);
             return true;
         }
-        let Some(at) = self.running.iter().position(|sequence| sequence.id == id) else { return false };
+        let Some(at) = self.running.iter().position(|sequence| sequence.id == id) else {
+            return false;
+        };
         let sequence = self.running.remove(at);
         self.cache.release(&sequence.blocks);
         true
@@ -199,7 +152,9 @@ pub fn step(state: &mut State) -> StepReport {
     }
     if report.preempted == 0 {
         while budget > 0 && state.running.len() < state.limits.sequences_max {
-            let Some(tokens) = admit_next(state, budget) else { break };
+            let Some(tokens) = admit_next(state, budget) else {
+                break;
+            };
             budget -= tokens;
             planned.push(tokens);
         }
@@ -210,10 +165,17 @@ pub fn step(state: &mut State) -> StepReport {
 
 /// Blocks for `tokens` more tokens of the sequence at `at`, taken from the youngest ones if none are free. False when that was
 /// the sequence itself.
-fn reserve_or_preempt(state: &mut State, at: usize, tokens: usize, report: &mut StepReport) -> bool {
+fn reserve_or_preempt(
+    state: &mut State,
+    at: usize,
+    tokens: usize,
+    report: &mut StepReport,
+) -> bool {
     loop {
         let sequence = &mut state.running[at];
-        let needed = (sequence.computed + tokens).div_ceil(state.cache.block_size()).saturating_sub(sequence.blocks.len());
+        let needed = (sequence.computed + tokens)
+            .div_ceil(state.cache.block_size())
+            .saturating_sub(sequence.blocks.len());
         if let Some(blocks) = state.cache.allocate(needed) {
             sequence.blocks.extend(blocks);
             publish(&mut state.cache, sequence, tokens);
@@ -221,9 +183,7 @@ fn reserve_or_preempt(state: &mut State, at: usize, tokens: usize, report: &mut 
         }
         let mut youngest = state.running.pop().expect("`at` is a running sequence");
         state.cache.release(&youngest.blocks);
-        youngest.blocks.clear();
-        youngest.published = 0;
-        youngest.computed = 0;
+        youngest.start_over();
         state.waiting.push_front(youngest);
         report.preempted += 1;
         if state.running.len() == at {
@@ -249,7 +209,9 @@ fn admit_next(state: &mut State, budget: usize) -> Option<usize> {
     let mut sequence = state.waiting.pop_front()?;
     state.cache.share(&found);
     sequence.blocks = found;
-    sequence.blocks.extend(state.cache.allocate(needed).expect("counted above"));
+    sequence
+        .blocks
+        .extend(state.cache.allocate(needed).expect("counted above"));
     sequence.published = hit / block_size;
     sequence.computed = hit;
     if sequence.cached.is_none() {
@@ -273,7 +235,10 @@ fn publish(cache: &mut KvCache, sequence: &mut Sequence, tokens: usize) {
     cache.publish(Run {
         ids: &sequence.blocks[range.clone()],
         hashes: &sequence.hashes[range.clone()],
-        parent: range.start.checked_sub(1).map(|before| sequence.hashes[before]),
+        parent: range
+            .start
+            .checked_sub(1)
+            .map(|before| sequence.hashes[before]),
         tokens: &sequence.tokens[range.start * cache.block_size()..range.end * cache.block_size()],
     });
     sequence.published = full;
@@ -297,7 +262,12 @@ fn compute(state: &mut State, planned: &[usize], report: &mut StepReport) {
         sequence.tokens.extend(token);
         sequence.hash_full_blocks(block_size);
         let last = sequence.generated() == sequence.answer.len();
-        report.outputs.push(Output { id: sequence.id, token, last, cached: sequence.cached.unwrap_or(0) });
+        report.outputs.push(Output {
+            id: sequence.id,
+            token,
+            last,
+            cached: sequence.cached.unwrap_or(0),
+        });
         if last {
             ended.push(at);
         }

@@ -6,11 +6,22 @@ use proptest::prelude::*;
 use std::collections::HashMap;
 
 fn state(blocks: usize, budget: usize, sequences: usize) -> State {
-    State::new(Limits { batched_tokens_max: budget, sequences_max: sequences }, KvCache::new(blocks, 4, true))
+    State::new(
+        Limits {
+            batched_tokens_max: budget,
+            sequences_max: sequences,
+        },
+        KvCache::new(blocks, 4, true),
+    )
 }
 
 fn sequence(id: u64, prompt: std::ops::Range<u32>, answer: usize) -> NewSequence {
-    NewSequence { id: SequenceId(id), prompt: prompt.collect(), answer: vec![7; answer].into(), chain: chain_seed(0, "") }
+    NewSequence {
+        id: SequenceId(id),
+        prompt: prompt.collect(),
+        answer: vec![7; answer].into(),
+        chain: chain_seed(0, ""),
+    }
 }
 
 fn run_dry(state: &mut State) -> Vec<StepReport> {
@@ -26,7 +37,10 @@ fn run_dry(state: &mut State) -> Vec<StepReport> {
 fn a_long_prompt_is_prefilled_in_chunks_of_the_budget() {
     let mut state = state(100, 16, 4);
     state.add(sequence(1, 0..40, 2));
-    let prefills: Vec<usize> = run_dry(&mut state).iter().map(|report| report.prefill_tokens).collect();
+    let prefills: Vec<usize> = run_dry(&mut state)
+        .iter()
+        .map(|report| report.prefill_tokens)
+        .collect();
     assert_eq!(prefills, [16, 16, 8, 0]);
 }
 
@@ -40,7 +54,14 @@ fn decodes_go_on_beside_a_prefill_that_fills_the_budget() {
         let report = step(&mut state);
         assert_eq!(report.decodes, 1);
         assert_eq!(report.prefill_tokens, 15);
-        assert_eq!(report.outputs.iter().filter(|output| output.id == SequenceId(1)).count(), 1);
+        assert_eq!(
+            report
+                .outputs
+                .iter()
+                .filter(|output| output.id == SequenceId(1))
+                .count(),
+            1
+        );
     }
 }
 
@@ -51,7 +72,10 @@ fn an_equal_prompt_hits_all_but_its_last_token() {
     run_dry(&mut state);
     state.add(sequence(2, 0..16, 1));
     let report = step(&mut state);
-    assert_eq!(report.outputs[0].cached, 12, "four blocks match, and the one with the last token is computed again");
+    assert_eq!(
+        report.outputs[0].cached, 12,
+        "four blocks match, and the one with the last token is computed again"
+    );
     assert_eq!(report.prefill_tokens, 4);
     assert_eq!(state.prefix_counts(), (32, 12));
 }
@@ -71,7 +95,12 @@ fn generated_tokens_serve_the_next_turn() {
     state.add(sequence(1, 0..8, 9));
     run_dry(&mut state);
     let next: Vec<u32> = (0..8).chain([7; 9]).chain(50..60).collect();
-    state.add(NewSequence { id: SequenceId(2), prompt: next.into(), answer: vec![7].into(), chain: chain_seed(0, "") });
+    state.add(NewSequence {
+        id: SequenceId(2),
+        prompt: next.into(),
+        answer: vec![7].into(),
+        chain: chain_seed(0, ""),
+    });
     assert_eq!(step(&mut state).outputs[0].cached, 16);
 }
 
@@ -80,7 +109,10 @@ fn another_salt_shares_nothing() {
     let mut state = state(100, 64, 4);
     state.add(sequence(1, 0..17, 1));
     run_dry(&mut state);
-    state.add(NewSequence { chain: chain_seed(0, "other"), ..sequence(2, 0..17, 1) });
+    state.add(NewSequence {
+        chain: chain_seed(0, "other"),
+        ..sequence(2, 0..17, 1)
+    });
     assert_eq!(step(&mut state).outputs[0].cached, 0);
 }
 
@@ -95,7 +127,10 @@ fn want_of_blocks_preempts_the_youngest_and_it_recovers() {
     for output in reports.iter().flat_map(|report| &report.outputs) {
         *tokens.entry(output.id).or_default() += 1;
     }
-    assert_eq!(tokens, HashMap::from([(SequenceId(1), 12), (SequenceId(2), 12)]));
+    assert_eq!(
+        tokens,
+        HashMap::from([(SequenceId(1), 12), (SequenceId(2), 12)])
+    );
     assert_eq!(state.cache().used(), 0);
 }
 
@@ -104,7 +139,15 @@ fn an_embedding_ends_with_its_prefill() {
     let mut state = state(100, 64, 4);
     state.add(sequence(1, 0..9, 0));
     let report = step(&mut state);
-    assert_eq!(report.outputs, [Output { id: SequenceId(1), token: None, last: true, cached: 0 }]);
+    assert_eq!(
+        report.outputs,
+        [Output {
+            id: SequenceId(1),
+            token: None,
+            last: true,
+            cached: 0
+        }]
+    );
     assert!(state.is_idle());
 }
 
@@ -116,7 +159,10 @@ fn an_aborted_sequence_frees_its_place_and_blocks() {
     step(&mut state);
     assert!(state.abort(SequenceId(1)));
     assert!(!state.abort(SequenceId(1)));
-    assert_eq!((state.running(), state.waiting(), state.cache().used()), (0, 1, 0));
+    assert_eq!(
+        (state.running(), state.waiting(), state.cache().used()),
+        (0, 1, 0)
+    );
     assert!(state.abort(SequenceId(2)));
     assert!(state.is_idle());
 }

@@ -70,9 +70,14 @@ impl Sim {
     /// # Errors
     /// Settings that cannot run (`InvalidInput`), or an address that is not free.
     pub fn start(config: SimConfig) -> io::Result<SimHandle> {
-        config.validate().map_err(|fault| io::Error::new(io::ErrorKind::InvalidInput, fault))?;
+        config
+            .validate()
+            .map_err(|fault| io::Error::new(io::ErrorKind::InvalidInput, fault))?;
         let socket = reserve(&config.host, config.port)?;
-        let addr = socket.local_addr()?.as_socket().ok_or_else(|| io::Error::other("the socket has no IP address"))?;
+        let addr = socket
+            .local_addr()?
+            .as_socket()
+            .ok_or_else(|| io::Error::other("the socket has no IP address"))?;
         let config = Arc::new(config);
         let metrics = Arc::new(Metrics::default());
         let faults = Arc::new(Faults::new(config.faults, config.seed));
@@ -104,7 +109,15 @@ impl Sim {
                 })
             }
         };
-        Ok(SimHandle { addr, config, faults, metrics, log, server, listening })
+        Ok(SimHandle {
+            addr,
+            config,
+            faults,
+            metrics,
+            log,
+            server,
+            listening,
+        })
     }
 }
 
@@ -147,12 +160,19 @@ impl SimHandle {
 
     /// The KV cache events that are still kept, oldest first.
     pub fn events(&self) -> Vec<EventBatch> {
-        self.log.lock().expect("nobody panics with this lock").since(0)
+        self.log
+            .lock()
+            .expect("nobody panics with this lock")
+            .since(0)
     }
 
     /// Stops at once: running answers are cut, as when the process is killed. Returns when the port is free.
     pub async fn stop(mut self) {
-        let handle = self.server.lock().expect("nobody panics with this lock").take();
+        let handle = self
+            .server
+            .lock()
+            .expect("nobody panics with this lock")
+            .take();
         match handle {
             Some(handle) => {
                 handle.stop(false).await;
@@ -179,26 +199,39 @@ impl Drop for SimHandle {
 
 /// Takes an address without listening: connections to it are refused.
 fn reserve(host: &str, port: u16) -> io::Result<Socket> {
-    let addr = (host, port).to_socket_addrs()?.next().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the host has no address"))?;
+    let addr = (host, port)
+        .to_socket_addrs()?
+        .next()
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the host has no address"))?;
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
-    socket.bind(&addr.into()).map_err(|fault| io::Error::new(fault.kind(), format!("listen on {addr}: {fault}")))?;
+    socket
+        .bind(&addr.into())
+        .map_err(|fault| io::Error::new(fault.kind(), format!("listen on {addr}: {fault}")))?;
     Ok(socket)
 }
 
-fn listen(socket: Socket, app: web::Data<App>, handle: &Mutex<Option<ServerHandle>>) -> io::Result<actix_web::dev::Server> {
+fn listen(
+    socket: Socket,
+    app: web::Data<App>,
+    handle: &Mutex<Option<ServerHandle>>,
+) -> io::Result<actix_web::dev::Server> {
     socket.listen(BACKLOG)?;
     let listener: TcpListener = socket.into();
-    let server = HttpServer::new(move || actix_web::App::new().app_data(app.clone()).configure(routes))
-        .workers(1)
-        .worker_max_blocking_threads(BLOCKING_THREADS)
-        .keep_alive(KEEP_ALIVE)
-        .client_request_timeout(Duration::ZERO)
-        .h1_allow_half_closed(false)
-        .tcp_nodelay(true)
-        .disable_signals()
-        .listen(listener)?
-        .run();
+    let server = HttpServer::new(move || {
+        actix_web::App::new()
+            .app_data(app.clone())
+            .configure(routes)
+    })
+    .workers(1)
+    .worker_max_blocking_threads(BLOCKING_THREADS)
+    .keep_alive(KEEP_ALIVE)
+    .client_request_timeout(Duration::ZERO)
+    .h1_allow_half_closed(false)
+    .tcp_nodelay(true)
+    .disable_signals()
+    .listen(listener)?
+    .run();
     *handle.lock().expect("nobody panics with this lock") = Some(server.handle());
     Ok(server)
 }

@@ -56,19 +56,36 @@ impl Tokenizer {
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<Tokenizer> = OnceLock::new();
         SHARED.get_or_init(|| {
-            let bpe = Bpe::from_bytes(TOKENIZER_JSON).expect("the shipped tokenizer parses, as tests show");
+            let bpe = Bpe::from_bytes(TOKENIZER_JSON)
+                .expect("the shipped tokenizer parses, as tests show");
             let mut templates = Environment::new();
-            templates.add_template(TEMPLATE_NAME, CHAT_TEMPLATE).expect("the shipped template compiles, as tests show");
-            let special = |token: &str| bpe.token_to_id(token).expect("trained with its special tokens");
-            Self { begin_of_text: special("<|begin_of_text|>"), end_of_turn: special("<|eot_id|>"), bpe, templates }
+            templates
+                .add_template(TEMPLATE_NAME, CHAT_TEMPLATE)
+                .expect("the shipped template compiles, as tests show");
+            let special = |token: &str| {
+                bpe.token_to_id(token)
+                    .expect("trained with its special tokens")
+            };
+            Self {
+                begin_of_text: special("<|begin_of_text|>"),
+                end_of_turn: special("<|eot_id|>"),
+                bpe,
+                templates,
+            }
         })
     }
 
     /// The tokens of a text, with the begin-of-text mark before them if asked.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Vec<u32> {
-        let encoding = self.bpe.encode_fast(text, false).expect("byte-level BPE encodes every text");
+        let encoding = self
+            .bpe
+            .encode_fast(text, false)
+            .expect("byte-level BPE encodes every text");
         let begin = add_special_tokens.then_some(self.begin_of_text);
-        begin.into_iter().chain(encoding.get_ids().iter().copied()).collect()
+        begin
+            .into_iter()
+            .chain(encoding.get_ids().iter().copied())
+            .collect()
     }
 
     /// The text of tokens, special ones left out.
@@ -82,7 +99,11 @@ impl Tokenizer {
         let mut pieces: Vec<String> = tokens
             .iter()
             .map(|token| {
-                if let Some(letters) = self.bpe.id_to_token(*token).filter(|_| !self.is_special(*token)) {
+                if let Some(letters) = self
+                    .bpe
+                    .id_to_token(*token)
+                    .filter(|_| !self.is_special(*token))
+                {
                     pending.extend(letters.chars().filter_map(byte_of));
                 }
                 take_text(&mut pending)
@@ -104,12 +125,14 @@ impl Tokenizer {
     /// # Errors
     /// What the template engine says; a request can cause it with values that the template cannot join.
     pub fn render(&self, chat: &ChatPrompt) -> Result<String, minijinja::Error> {
-        self.templates.get_template(TEMPLATE_NAME)?.render(context! {
-            messages => chat.messages,
-            tools => chat.tools,
-            add_generation_prompt => chat.add_generation_prompt,
-            continue_final_message => chat.continue_final_message,
-        })
+        self.templates
+            .get_template(TEMPLATE_NAME)?
+            .render(context! {
+                messages => chat.messages,
+                tools => chat.tools,
+                add_generation_prompt => chat.add_generation_prompt,
+                continue_final_message => chat.continue_final_message,
+            })
     }
 
     /// Ends an assistant's turn.
@@ -123,7 +146,9 @@ impl Tokenizer {
     }
 
     fn is_special(&self, token: u32) -> bool {
-        self.bpe.get_added_vocabulary().is_special_token(&self.spelling(token))
+        self.bpe
+            .get_added_vocabulary()
+            .is_special_token(&self.spelling(token))
     }
 }
 
@@ -132,7 +157,9 @@ fn byte_of(letter: char) -> Option<u8> {
     let stands_for_itself = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     match u32::from(letter) {
         code @ 0..=0xff => Some(code as u8).filter(|byte| stands_for_itself(*byte)),
-        code => (0..=255).filter(|byte| !stands_for_itself(*byte)).nth((code - 0x100) as usize),
+        code => (0..=255)
+            .filter(|byte| !stands_for_itself(*byte))
+            .nth((code - 0x100) as usize),
     }
 }
 
@@ -152,11 +179,20 @@ mod test {
     use proptest::prelude::*;
 
     fn message(role: &str, content: &str) -> PlainMessage {
-        PlainMessage { role: role.into(), content: content.into(), tool_calls: Vec::new() }
+        PlainMessage {
+            role: role.into(),
+            content: content.into(),
+            tool_calls: Vec::new(),
+        }
     }
 
     fn chat(messages: Vec<PlainMessage>) -> ChatPrompt {
-        ChatPrompt { messages, tools: Vec::new(), add_generation_prompt: true, continue_final_message: false }
+        ChatPrompt {
+            messages,
+            tools: Vec::new(),
+            add_generation_prompt: true,
+            continue_final_message: false,
+        }
     }
 
     #[test]
@@ -169,23 +205,38 @@ mod test {
     #[test]
     fn the_template_writes_headers_tools_and_end_marks() {
         let tokenizer = Tokenizer::shared();
-        let mut prompt = chat(vec![message("system", "Be brief."), message("user", "Hello")]);
+        let mut prompt = chat(vec![
+            message("system", "Be brief."),
+            message("user", "Hello"),
+        ]);
         let start = "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.";
         let rest = "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHello<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n";
         assert_eq!(tokenizer.render(&prompt).unwrap(), format!("{start}{rest}"));
-        prompt.tools.push(serde_json::json!({"type": "function", "function": {"name": "look_up"}}));
+        prompt
+            .tools
+            .push(serde_json::json!({"type": "function", "function": {"name": "look_up"}}));
         let with_tools = tokenizer.render(&prompt).unwrap();
-        assert!(with_tools.starts_with(start) && with_tools.ends_with(rest) && with_tools.contains(r#""look_up""#), "{with_tools}");
+        assert!(
+            with_tools.starts_with(start)
+                && with_tools.ends_with(rest)
+                && with_tools.contains(r#""look_up""#),
+            "{with_tools}"
+        );
     }
 
     #[test]
     fn the_next_turn_begins_with_the_tokens_of_this_one() {
         let tokenizer = Tokenizer::shared();
-        let encode = |prompt: &ChatPrompt| tokenizer.encode(&tokenizer.render(prompt).unwrap(), false);
+        let encode =
+            |prompt: &ChatPrompt| tokenizer.encode(&tokenizer.render(prompt).unwrap(), false);
         let mut so_far = encode(&chat(vec![message("user", "What is it?")]));
         so_far.extend(tokenizer.encode("Some answer. More", false));
         so_far.push(tokenizer.end_of_turn());
-        let next = encode(&chat(vec![message("user", "What is it?"), message("assistant", "Some answer. More"), message("user", "And?")]));
+        let next = encode(&chat(vec![
+            message("user", "What is it?"),
+            message("assistant", "Some answer. More"),
+            message("user", "And?"),
+        ]));
         assert_eq!(next[..so_far.len()], so_far);
     }
 

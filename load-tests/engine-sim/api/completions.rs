@@ -1,6 +1,6 @@
 //! `/v1/completions`: text in, text out, with all four shapes of a prompt.
 
-use super::chat::logprob;
+use super::chat_writer::logprob;
 use super::error::ApiError;
 use super::generation::{Generation, Planned, Writer, finished, stream_response};
 use super::sampling::Sampling;
@@ -36,7 +36,10 @@ struct CompletionRequest {
 
 /// `"text"`, `["text", …]`, `[1, 2, …]` or `[[1, 2, …], …]`.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "a prompt is a string, a list of strings, a list of tokens or a list of lists of tokens"
+)]
 pub enum Prompts {
     /// One text.
     Text(String),
@@ -50,7 +53,11 @@ pub enum Prompts {
 
 impl Prompts {
     /// The tokens of each prompt.
-    pub fn into_tokens(self, app: &App, add_special_tokens: bool) -> Result<Vec<Vec<u32>>, ApiError> {
+    pub fn into_tokens(
+        self,
+        app: &App,
+        add_special_tokens: bool,
+    ) -> Result<Vec<Vec<u32>>, ApiError> {
         let encode = |text: &String| app.tokenizer.encode(text, add_special_tokens);
         let prompts = match self {
             Self::Text(text) => vec![encode(&text)],
@@ -62,7 +69,10 @@ impl Prompts {
             return Err(ApiError::bad_request("The decoder prompt cannot be empty"));
         }
         if prompts.len() > PROMPTS_MAX {
-            return Err(ApiError::bad_request(format!("at most {PROMPTS_MAX} prompts fit into one request, got {}", prompts.len())));
+            return Err(ApiError::bad_request(format!(
+                "at most {PROMPTS_MAX} prompts fit into one request, got {}",
+                prompts.len()
+            )));
         }
         Ok(prompts)
     }
@@ -77,15 +87,30 @@ struct Prepared {
 }
 
 /// The handler.
-pub async fn serve(app: web::Data<App>, request: HttpRequest, payload: web::Payload) -> Result<HttpResponse, ApiError> {
+pub async fn serve(
+    app: web::Data<App>,
+    request: HttpRequest,
+    payload: web::Payload,
+) -> Result<HttpResponse, ApiError> {
     app.admit().await?;
     let prepared = prepare(&app, payload, plan).await?;
     let echoes = match prepared.echo {
-        true => prepared.prompts.iter().flat_map(|planned| vec![app.tokenizer.decode(&planned.prompt); planned.answers.len()]).collect(),
+        true => prepared
+            .prompts
+            .iter()
+            .flat_map(|planned| vec![app.tokenizer.decode(&planned.prompt); planned.answers.len()])
+            .collect(),
         false => Vec::new(),
     };
-    let (stream, include_usage) = (prepared.sampling.streams(), prepared.sampling.includes_usage());
-    let mut generation = Generation::start(&app, prepared.prompts, prepared.sampling.cache_salt.unwrap_or_default());
+    let (stream, include_usage) = (
+        prepared.sampling.streams(),
+        prepared.sampling.includes_usage(),
+    );
+    let mut generation = Generation::start(
+        &app,
+        prepared.prompts,
+        prepared.sampling.cache_salt.unwrap_or_default(),
+    );
     let writer = TextWriter {
         id: app.answer_id("cmpl", &request),
         created: unix_now(),
@@ -109,12 +134,33 @@ fn plan(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
     let sampling = request.sampling;
     let choices = sampling.choices()?;
     let mut prompts = Vec::new();
-    for prompt in request.prompt.into_tokens(app, request.add_special_tokens.unwrap_or(true))? {
+    for prompt in request
+        .prompt
+        .into_tokens(app, request.add_special_tokens.unwrap_or(true))?
+    {
         let bounds = sampling.bounds(&app.config, prompt.len(), Some(MAX_TOKENS_DEFAULT))?;
-        let answers = (0..choices).map(|choice| sentences(app.tokenizer, &prompt, sampling.seed(&app.config, choice), &bounds)).collect();
-        prompts.push(Planned { prompt: prompt.into(), answers });
+        let answers = (0..choices)
+            .map(|choice| {
+                sentences(
+                    app.tokenizer,
+                    &prompt,
+                    sampling.seed(&app.config, choice),
+                    &bounds,
+                )
+            })
+            .collect();
+        prompts.push(Planned {
+            prompt: prompt.into(),
+            answers,
+        });
     }
-    Ok(Prepared { model, prompts, echo: request.echo.unwrap_or(false), logprobs: request.logprobs.is_some(), sampling })
+    Ok(Prepared {
+        model,
+        prompts,
+        echo: request.echo.unwrap_or(false),
+        logprobs: request.logprobs.is_some(),
+        sampling,
+    })
 }
 
 /// Writes a text completion's answer.
@@ -130,8 +176,7 @@ struct TextWriter {
 
 impl TextWriter {
     fn object(&self, choices: Value, usage: Option<Usage>) -> Value {
-        let mut object =
-            json!({"id": self.id, "object": "text_completion", "created": self.created, "model": self.model, "choices": choices});
+        let mut object = json!({"id": self.id, "object": "text_completion", "created": self.created, "model": self.model, "choices": choices});
         if let Some(usage) = usage {
             object["usage"] = json!(usage);
         }
@@ -169,7 +214,14 @@ impl TextWriter {
 }
 
 impl Writer for TextWriter {
-    fn token(&mut self, generation: &Generation, choice: usize, at: usize, finish: Option<Finish>, out: &mut VecDeque<Bytes>) {
+    fn token(
+        &mut self,
+        generation: &Generation,
+        choice: usize,
+        at: usize,
+        finish: Option<Finish>,
+        out: &mut VecDeque<Bytes>,
+    ) {
         let answer = generation.answer(choice);
         let mut text = answer.pieces[at].clone();
         if let Some(echo) = self.echoes.get(choice).filter(|_| at == 0) {
@@ -182,7 +234,9 @@ impl Writer for TextWriter {
             "index": choice, "text": text, "logprobs": self.token_logprobs(answer, at..at + 1),
             "finish_reason": finish.map(Finish::name), "stop_reason": null,
         });
-        out.push_back(data_event(self.object(json!([choice]), None).to_string().as_bytes()));
+        out.push_back(data_event(
+            self.object(json!([choice]), None).to_string().as_bytes(),
+        ));
     }
 
     fn usage(&self, usage: Usage) -> Bytes {

@@ -19,12 +19,20 @@ pub struct ApiError {
 impl ApiError {
     /// The client's fault.
     pub fn bad_request(message: impl Into<String>) -> Self {
-        Self { status: StatusCode::BAD_REQUEST, kind: "BadRequestError".into(), message: message.into(), param: None }
+        Self {
+            status: StatusCode::BAD_REQUEST,
+            kind: "BadRequestError".into(),
+            message: message.into(),
+            param: None,
+        }
     }
 
     /// The client's fault, in one field.
     pub fn bad_field(param: &str, message: impl Into<String>) -> Self {
-        Self { param: Some(param.to_owned()), ..Self::bad_request(message) }
+        Self {
+            param: Some(param.to_owned()),
+            ..Self::bad_request(message)
+        }
     }
 
     /// A model that is not served here.
@@ -56,12 +64,22 @@ impl ApiError {
     /// What FastAPI says where there is no route or the method is wrong, and what a refusing engine says.
     pub fn plain(status: StatusCode) -> Self {
         let phrase = status.canonical_reason().unwrap_or("Error");
-        Self { status, kind: phrase.to_owned(), message: phrase.to_owned(), param: None }
+        Self {
+            status,
+            kind: phrase.to_owned(),
+            message: phrase.to_owned(),
+            param: None,
+        }
     }
 
     /// The engine's own fault.
     pub fn internal(message: impl Into<String>) -> Self {
-        Self { status: StatusCode::INTERNAL_SERVER_ERROR, kind: "InternalServerError".into(), message: message.into(), param: None }
+        Self {
+            status: StatusCode::INTERNAL_SERVER_ERROR,
+            kind: "InternalServerError".into(),
+            message: message.into(),
+            param: None,
+        }
     }
 
     /// A failure that was asked for.
@@ -71,7 +89,12 @@ impl ApiError {
             StatusCode::INTERNAL_SERVER_ERROR => "InternalServerError".to_owned(),
             other => other.canonical_reason().unwrap_or("Error").to_owned(),
         };
-        Self { status, kind, message: "injected failure".into(), param: None }
+        Self {
+            status,
+            kind,
+            message: "injected failure".into(),
+            param: None,
+        }
     }
 
     /// The envelope as JSON text: the body of an answer, or an event in a stream.
@@ -103,7 +126,9 @@ impl ResponseError for ApiError {
     }
 
     fn error_response(&self) -> HttpResponse {
-        HttpResponse::build(self.status).content_type("application/json").body(self.to_json())
+        HttpResponse::build(self.status)
+            .content_type("application/json")
+            .body(self.to_json())
     }
 }
 

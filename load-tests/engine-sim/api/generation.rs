@@ -3,7 +3,7 @@
 
 use super::App;
 use super::error::ApiError;
-use crate::engine::{Token, Work};
+use crate::engine_client::{Tokens, Work};
 use crate::failure::Break;
 use crate::text::{Answer, Finish};
 use actix_web::HttpResponse;
@@ -12,7 +12,6 @@ use futures_util::stream;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use tokio::sync::mpsc;
 use wire::openai::{PromptTokensDetails, Usage};
 
 /// A prompt with its answers, one per choice.
@@ -42,7 +41,7 @@ pub enum Event {
 
 /// A running request. Dropping it aborts the request.
 pub struct Generation {
-    tokens: mpsc::UnboundedReceiver<Token>,
+    tokens: Tokens,
     answers: Vec<Answer>,
     /// Tokens so far, by choice.
     progress: Vec<usize>,
@@ -66,7 +65,11 @@ impl Generation {
         for planned in prompts {
             for answer in planned.answers {
                 let ends_by_length = answer.finish == Finish::Length;
-                works.push(Work { prompt: planned.prompt.clone(), answer: answer.tokens.clone(), ends_by_length });
+                works.push(Work {
+                    prompt: planned.prompt.clone(),
+                    answer: answer.tokens.clone(),
+                    ends_by_length,
+                });
                 answers.push(answer);
             }
         }
@@ -89,7 +92,9 @@ impl Generation {
         if self.open == 0 {
             return Event::End;
         }
-        let Some(token) = self.tokens.recv().await else { return Event::Broken(Break::Error) };
+        let Some(token) = self.tokens.next().await else {
+            return Event::Broken(Break::Error);
+        };
         if let Some((_, how)) = self.break_off.filter(|(at, _)| self.emitted >= *at) {
             return Event::Broken(how);
         }
@@ -99,7 +104,11 @@ impl Generation {
         self.progress[choice] += 1;
         self.cached[choice] = token.cached;
         self.open -= usize::from(token.last);
-        Event::Token { choice, at, finish: token.last.then(|| self.answers[choice].finish) }
+        Event::Token {
+            choice,
+            at,
+            finish: token.last.then(|| self.answers[choice].finish),
+        }
     }
 
     /// What was planned for a choice.
@@ -117,7 +126,11 @@ impl Generation {
         let completion: usize = self.progress.iter().sum();
         // The choices of one prompt share it: the first one tells what the cache had before this request.
         let cached: usize = self.cached.iter().step_by(self.choices_per_prompt).sum();
-        usage(self.prompt_tokens, Some(completion), self.tells_cached.then_some(cached))
+        usage(
+            self.prompt_tokens,
+            Some(completion),
+            self.tells_cached.then_some(cached),
+        )
     }
 }
 
@@ -127,14 +140,23 @@ pub fn usage(prompt: usize, completion: Option<usize>, cached: Option<usize>) ->
         prompt_tokens: prompt as u64,
         completion_tokens: completion.map(|count| count as u64),
         total_tokens: (prompt + completion.unwrap_or(0)) as u64,
-        prompt_tokens_details: cached.map(|count| PromptTokensDetails { cached_tokens: Some(count as u64) }),
+        prompt_tokens_details: cached.map(|count| PromptTokensDetails {
+            cached_tokens: Some(count as u64),
+        }),
     }
 }
 
 /// How a route writes the events of a stream.
 pub trait Writer: 'static {
     /// Chunks for one token; none for a token without text.
-    fn token(&mut self, generation: &Generation, choice: usize, at: usize, finish: Option<Finish>, out: &mut VecDeque<Bytes>);
+    fn token(
+        &mut self,
+        generation: &Generation,
+        choice: usize,
+        at: usize,
+        finish: Option<Finish>,
+        out: &mut VecDeque<Bytes>,
+    );
     /// The chunk that tells the usage.
     fn usage(&self, usage: Usage) -> Bytes;
     /// Whether the client asked for it.
@@ -151,12 +173,20 @@ struct Streaming<W> {
 
 /// The answer as server-sent events. The head goes out at once, the body as tokens come.
 pub fn stream_response<W: Writer>(generation: Generation, writer: W) -> HttpResponse {
-    let streaming = Streaming { generation, writer, ready: VecDeque::new(), ended: false, cut: false };
+    let streaming = Streaming {
+        generation,
+        writer,
+        ready: VecDeque::new(),
+        ended: false,
+        cut: false,
+    };
     let body = stream::unfold(streaming, |mut streaming| async move {
         let bytes = streaming.next().await?;
         Some((bytes, streaming))
     });
-    HttpResponse::Ok().content_type("text/event-stream; charset=utf-8").streaming(body)
+    HttpResponse::Ok()
+        .content_type("text/event-stream; charset=utf-8")
+        .streaming(body)
 }
 
 impl<W: Writer> Streaming<W> {
@@ -166,16 +196,23 @@ impl<W: Writer> Streaming<W> {
                 return Some(Ok(bytes));
             }
             if std::mem::take(&mut self.cut) {
-                return Some(Err(io::Error::new(io::ErrorKind::ConnectionReset, "injected cut")));
+                return Some(Err(io::Error::new(
+                    io::ErrorKind::ConnectionReset,
+                    "injected cut",
+                )));
             }
             if self.ended {
                 return None;
             }
             match self.generation.next().await {
-                Event::Token { choice, at, finish } => self.writer.token(&self.generation, choice, at, finish, &mut self.ready),
+                Event::Token { choice, at, finish } => {
+                    self.writer
+                        .token(&self.generation, choice, at, finish, &mut self.ready)
+                }
                 Event::End => {
                     if self.writer.includes_usage() {
-                        self.ready.push_back(self.writer.usage(self.generation.usage()));
+                        self.ready
+                            .push_back(self.writer.usage(self.generation.usage()));
                     }
                     self.end_with_done();
                 }
@@ -200,18 +237,24 @@ pub async fn finished(generation: &mut Generation) -> Result<(), HttpResponse> {
         match generation.next().await {
             Event::Token { .. } => {}
             Event::End => return Ok(()),
-            Event::Broken(Break::Error) => return Err(actix_web::ResponseError::error_response(&broken())),
+            Event::Broken(Break::Error) => {
+                return Err(actix_web::ResponseError::error_response(&broken()));
+            }
             Event::Broken(Break::Drop) => return Err(cut_response()),
         }
     }
 }
 
 fn broken() -> ApiError {
-    ApiError::internal("EngineCore encountered an issue. See stack trace (above) for the root cause.")
+    ApiError::internal(
+        "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+    )
 }
 
 /// An answer that breaks off after its head.
 fn cut_response() -> HttpResponse {
     let cut = io::Error::new(io::ErrorKind::ConnectionReset, "injected cut");
-    HttpResponse::Ok().content_type("application/json").streaming(stream::iter([Err::<Bytes, _>(cut)]))
+    HttpResponse::Ok()
+        .content_type("application/json")
+        .streaming(stream::iter([Err::<Bytes, _>(cut)]))
 }

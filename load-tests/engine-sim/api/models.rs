@@ -14,7 +14,10 @@ pub async fn serve(app: web::Data<App>) -> HttpResponse {
         owned_by: "vllm".into(),
         max_model_len: Some(app.config.max_model_len as u64),
     };
-    HttpResponse::Ok().json(ModelList { object: "list".into(), data: app.config.models.iter().map(card).collect() })
+    HttpResponse::Ok().json(ModelList {
+        object: "list".into(),
+        data: app.config.models.iter().map(card).collect(),
+    })
 }
 
 /// The simulator's own version, so that nobody takes it for an engine.

@@ -59,7 +59,7 @@ pub struct StreamOptions {
 
 /// A string or a list of strings.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "stop is a string or a list of strings")]
 pub enum OneOrMany {
     /// One.
     One(String),
@@ -75,46 +75,74 @@ impl Sampling {
 
     /// Whether the stream ends with the usage.
     pub fn includes_usage(&self) -> bool {
-        self.stream_options.and_then(|options| options.include_usage).unwrap_or(false)
+        self.stream_options
+            .and_then(|options| options.include_usage)
+            .unwrap_or(false)
     }
 
     /// Answers per prompt.
     pub fn choices(&self) -> Result<usize, ApiError> {
         match self.n.unwrap_or(1) {
             0 => Err(ApiError::bad_field("n", "n must be at least 1, got 0.")),
-            n if n > CHOICES_MAX => Err(ApiError::bad_field("n", format!("n must be at most {CHOICES_MAX}, got {n}."))),
+            n if n > CHOICES_MAX => Err(ApiError::bad_field(
+                "n",
+                format!("n must be at most {CHOICES_MAX}, got {n}."),
+            )),
             n => Ok(n),
         }
     }
 
     /// Seed of one choice.
     pub fn seed(&self, config: &SimConfig, choice: usize) -> u64 {
-        config.seed ^ (self.seed.unwrap_or(0) as u64).rotate_left(17) ^ (choice as u64).rotate_left(47)
+        config.seed
+            ^ (self.seed.unwrap_or(0) as u64).rotate_left(17)
+            ^ (choice as u64).rotate_left(47)
     }
 
     /// Checks the request's limits against the model's. `default_max` is what holds when the request gives none.
-    pub fn bounds(&self, config: &SimConfig, prompt: usize, default_max: Option<usize>) -> Result<Bounds, ApiError> {
+    pub fn bounds(
+        &self,
+        config: &SimConfig,
+        prompt: usize,
+        default_max: Option<usize>,
+    ) -> Result<Bounds, ApiError> {
         if let Some(temperature) = self.temperature.filter(|temperature| *temperature < 0.0) {
-            return Err(ApiError::bad_field("temperature", format!("temperature must be non-negative, got {temperature}.")));
+            return Err(ApiError::bad_field(
+                "temperature",
+                format!("temperature must be non-negative, got {temperature}."),
+            ));
         }
         if self.stream_options.is_some() && !self.streams() {
-            return Err(ApiError::bad_request("Stream options can only be defined when `stream=True`."));
+            return Err(ApiError::bad_request(
+                "Stream options can only be defined when `stream=True`.",
+            ));
         }
         if prompt >= config.max_model_len {
             return Err(ApiError::prompt_too_long(config.max_model_len, prompt));
         }
         let room = config.max_model_len - prompt;
         let max_tokens = match self.max_completion_tokens.or(self.max_tokens) {
-            Some(max) if max < 1 => return Err(ApiError::bad_field("max_tokens", format!("max_tokens must be at least 1, got {max}."))),
+            Some(max) if max < 1 => {
+                return Err(ApiError::bad_field(
+                    "max_tokens",
+                    format!("max_tokens must be at least 1, got {max}."),
+                ));
+            }
             Some(max) if max as usize > room => {
-                return Err(ApiError::max_tokens_too_large(config.max_model_len, prompt, max as usize));
+                return Err(ApiError::max_tokens_too_large(
+                    config.max_model_len,
+                    prompt,
+                    max as usize,
+                ));
             }
             Some(max) => max as usize,
             None => default_max.unwrap_or(room).min(room),
         };
         let min_tokens = self.min_tokens.unwrap_or(0);
         if min_tokens > max_tokens {
-            return Err(ApiError::bad_request(format!("min_tokens must be less than or equal to max_tokens={max_tokens}, got {min_tokens}.")));
+            return Err(ApiError::bad_request(format!(
+                "min_tokens must be less than or equal to max_tokens={max_tokens}, got {min_tokens}."
+            )));
         }
         Ok(Bounds {
             max_tokens,

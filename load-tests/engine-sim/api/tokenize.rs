@@ -1,7 +1,7 @@
 //! `/tokenize` and `/detokenize`.
 
-use super::chat::{Message, plain_messages};
 use super::error::ApiError;
+use super::messages::{Message, plain_messages};
 use super::{App, parse, prepare};
 use crate::tokenizer::ChatPrompt;
 use actix_web::{HttpResponse, web};
@@ -36,12 +36,18 @@ struct DetokenizeRequest {
 }
 
 /// Text, or a chat, to tokens.
-pub async fn tokenize(app: web::Data<App>, payload: web::Payload) -> Result<HttpResponse, ApiError> {
+pub async fn tokenize(
+    app: web::Data<App>,
+    payload: web::Payload,
+) -> Result<HttpResponse, ApiError> {
     Ok(HttpResponse::Ok().json(prepare(&app, payload, to_tokens).await?))
 }
 
 /// Tokens to text.
-pub async fn detokenize(app: web::Data<App>, payload: web::Payload) -> Result<HttpResponse, ApiError> {
+pub async fn detokenize(
+    app: web::Data<App>,
+    payload: web::Payload,
+) -> Result<HttpResponse, ApiError> {
     Ok(HttpResponse::Ok().json(prepare(&app, payload, to_text).await?))
 }
 
@@ -49,30 +55,51 @@ fn to_tokens(app: &App, body: &[u8]) -> Result<Value, ApiError> {
     let request: TokenizeRequest = parse(body)?;
     app.check_model(request.model.as_deref())?;
     let tokens = match (request.prompt, request.messages) {
-        (Some(prompt), None) => app.tokenizer.encode(&prompt, request.add_special_tokens.unwrap_or(true)),
+        (Some(prompt), None) => app
+            .tokenizer
+            .encode(&prompt, request.add_special_tokens.unwrap_or(true)),
         (None, Some(messages)) => {
             let continue_final_message = request.continue_final_message.unwrap_or(false);
             let chat = ChatPrompt {
                 messages: plain_messages(messages),
                 tools: request.tools.unwrap_or_default(),
-                add_generation_prompt: request.add_generation_prompt.unwrap_or(!continue_final_message),
+                add_generation_prompt: request
+                    .add_generation_prompt
+                    .unwrap_or(!continue_final_message),
                 continue_final_message,
             };
-            let text = app.tokenizer.render(&chat).map_err(|fault| ApiError::bad_request(format!("the chat template refused: {fault}")))?;
+            let text = app.tokenizer.render(&chat).map_err(|fault| {
+                ApiError::bad_request(format!("the chat template refused: {fault}"))
+            })?;
             // The template writes the begin-of-text mark itself.
-            app.tokenizer.encode(&text, request.add_special_tokens.unwrap_or(false))
+            app.tokenizer
+                .encode(&text, request.add_special_tokens.unwrap_or(false))
         }
         _ => return Err(ApiError::bad_request("give either prompt or messages")),
     };
-    let strings = request.return_token_strs.unwrap_or(false).then(|| tokens.iter().map(|token| app.tokenizer.spelling(*token)).collect::<Vec<_>>());
-    Ok(json!({"count": tokens.len(), "max_model_len": app.config.max_model_len, "tokens": tokens, "token_strs": strings}))
+    let strings = request.return_token_strs.unwrap_or(false).then(|| {
+        tokens
+            .iter()
+            .map(|token| app.tokenizer.spelling(*token))
+            .collect::<Vec<_>>()
+    });
+    Ok(
+        json!({"count": tokens.len(), "max_model_len": app.config.max_model_len, "tokens": tokens, "token_strs": strings}),
+    )
 }
 
 fn to_text(app: &App, body: &[u8]) -> Result<Value, ApiError> {
     let request: DetokenizeRequest = parse(body)?;
     app.check_model(request.model.as_deref())?;
-    if let Some(unknown) = request.tokens.iter().find(|token| **token >= app.tokenizer.vocabulary()) {
-        return Err(ApiError::bad_field("tokens", format!("token {unknown} is out of vocabulary")));
+    if let Some(unknown) = request
+        .tokens
+        .iter()
+        .find(|token| **token >= app.tokenizer.vocabulary())
+    {
+        return Err(ApiError::bad_field(
+            "tokens",
+            format!("token {unknown} is out of vocabulary"),
+        ));
     }
     Ok(json!({"prompt": app.tokenizer.decode(&request.tokens)}))
 }

@@ -1,5 +1,6 @@
 //! A small HTTP client over plain sockets, because these tests are about what is on the wire and about leaving in the middle.
 #![allow(dead_code)] // each test binary uses a part
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use engine_sim::{Sim, SimConfig, SimHandle, Speed};
 use serde_json::Value;
@@ -14,13 +15,25 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// An engine that answers at once.
 pub fn fast() -> SimConfig {
-    SimConfig { time_scale: 0.001, ..SimConfig::default() }
+    SimConfig {
+        time_scale: 0.001,
+        ..SimConfig::default()
+    }
 }
 
 /// An engine that computes for seconds, so that a client can leave in the middle.
 pub fn slow() -> SimConfig {
-    let speed = Speed { prefill_ms_per_token: 0.0, itl_ms: 20.0, itl_ms_per_sequence: 0.0, overhead_ms: 0.0 };
-    SimConfig { time_scale: 1.0, speed, ..SimConfig::default() }
+    let speed = Speed {
+        prefill_ms_per_token: 0.0,
+        itl_ms: 20.0,
+        itl_ms_per_sequence: 0.0,
+        overhead_ms: 0.0,
+    };
+    SimConfig {
+        time_scale: 1.0,
+        speed,
+        ..SimConfig::default()
+    }
 }
 
 /// Starts an engine.
@@ -45,8 +58,12 @@ impl Answer {
 
     /// The `data:` events of a stream, `[DONE]` as a string.
     pub fn events(&self) -> Vec<Value> {
-        let data = self.body.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
-        data.map(|data| serde_json::from_str(data).unwrap_or_else(|_| data.into())).collect()
+        let data = self
+            .body
+            .split("\n\n")
+            .filter_map(|event| event.strip_prefix("data: "));
+        data.map(|data| serde_json::from_str(data).unwrap_or_else(|_| data.into()))
+            .collect()
     }
 }
 
@@ -61,17 +78,40 @@ pub async fn get(addr: SocketAddr, path: &str) -> Answer {
 pub async fn send(addr: SocketAddr, method: &str, path: &str, headers: &str, body: &str) -> Answer {
     let mut socket = open(addr, method, path, headers, body).await;
     let mut bytes = Vec::new();
-    let read = timeout(PATIENCE, socket.read_to_end(&mut bytes)).await.expect("the answer takes too long");
+    let read = timeout(PATIENCE, socket.read_to_end(&mut bytes))
+        .await
+        .expect("the answer takes too long");
     let text = String::from_utf8(bytes).unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
-    let chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
-    let (body, complete) = if chunked { dechunk(body) } else { (body.to_owned(), true) };
-    Answer { status, head: head.to_owned(), body, cut: read.is_err() || !complete || status == 0 }
+    let status = head
+        .split(' ')
+        .nth(1)
+        .and_then(|status| status.parse().ok())
+        .unwrap_or(0);
+    let chunked = head
+        .to_ascii_lowercase()
+        .contains("transfer-encoding: chunked");
+    let (body, complete) = if chunked {
+        dechunk(body)
+    } else {
+        (body.to_owned(), true)
+    };
+    Answer {
+        status,
+        head: head.to_owned(),
+        body,
+        cut: read.is_err() || !complete || status == 0,
+    }
 }
 
 /// Sends a request and leaves the answer unread.
-pub async fn open(addr: SocketAddr, method: &str, path: &str, headers: &str, body: &str) -> TcpStream {
+pub async fn open(
+    addr: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &str,
+    body: &str,
+) -> TcpStream {
     let mut socket = TcpStream::connect(addr).await.unwrap();
     let length = body.len();
     let request = format!(
@@ -97,7 +137,9 @@ fn dechunk(mut rest: &str) -> (String, bool) {
         if size == 0 {
             return (body, true);
         }
-        let Some(chunk) = after.get(..size) else { break };
+        let Some(chunk) = after.get(..size) else {
+            break;
+        };
         body.push_str(chunk);
         rest = after.get(size + 2..).unwrap_or("");
     }
