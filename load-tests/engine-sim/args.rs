@@ -39,6 +39,7 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 #[command(
+    args_override_self = true, // as argparse: the last one counts
     after_help = "Without --sim- flags the model's name decides: 30B and more get the figures of a Llama-3.1-70B on four H100 GPUs, the rest \
                   those of an 8B on one."
 )]

@@ -132,6 +132,22 @@ fn flags_of_real_commands_are_taken() {
 }
 
 #[test]
+fn the_last_of_equal_flags_counts() {
+    let config = parse("vllm serve m --port 1 --dtype auto --port 2 --dtype half").unwrap();
+    assert_eq!(config.port, 2);
+    assert!(
+        !parse("vllm serve m --enable-prefix-caching --no-enable-prefix-caching")
+            .unwrap()
+            .prefix_caching
+    );
+    assert!(
+        parse("vllm serve m --no-enable-prefix-caching --enable-prefix-caching")
+            .unwrap()
+            .prefix_caching
+    );
+}
+
+#[test]
 fn faults_in_a_command_are_named() {
     let told = |line: &str| parse(line).unwrap_err().to_string();
     assert!(

@@ -90,6 +90,7 @@ impl Sim {
             faults: faults.clone(),
             metrics: metrics.clone(),
             started: unix_now(),
+            engine_id: fastrand::u32(..),
             next_request: AtomicU64::new(0),
         });
         let server = Arc::new(Mutex::new(None));

@@ -47,6 +47,8 @@ pub struct App {
     pub metrics: Arc<Metrics>,
     /// Unix seconds.
     pub started: u64,
+    /// Keeps the answers' ids of several engines apart.
+    pub engine_id: u32,
     /// Numbers requests that bring no id.
     pub next_request: AtomicU64,
 }
@@ -83,7 +85,7 @@ impl App {
             Some(id) => format!("{kind}-{id}"),
             None => format!(
                 "{kind}-{:08x}{:024x}",
-                self.started as u32,
+                self.engine_id,
                 self.next_request.fetch_add(1, Relaxed)
             ),
         }
