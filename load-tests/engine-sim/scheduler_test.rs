@@ -168,7 +168,7 @@ fn an_aborted_sequence_frees_its_place_and_blocks() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Any mix of prompts, answers and aborts: no step exceeds the budget or the places, every running decode gets its token
     /// unless somebody had to be preempted, every sequence gets all its tokens, and no block leaks.
@@ -204,7 +204,11 @@ proptest! {
             let decoding: Vec<SequenceId> = state.running.iter()
                 .filter(|sequence| sequence.generated() > 0 && sequence.computed + 1 == sequence.tokens.len())
                 .map(|sequence| sequence.id).collect();
+            let before: Vec<SequenceId> = state.running.iter().map(|sequence| sequence.id).collect();
             let report = step(&mut state);
+            if report.preempted > 0 {
+                prop_assert!(state.running.iter().all(|sequence| before.contains(&sequence.id)), "admitted while preempting");
+            }
             prop_assert!(report.tokens() <= budget);
             prop_assert!(state.running() <= 8);
             if report.preempted == 0 {

@@ -241,6 +241,7 @@ mod test {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
         #[test]
         fn every_text_comes_back(text in "\\PC{0,40}") {
             let tokenizer = Tokenizer::shared();
