@@ -133,18 +133,15 @@ impl Engine {
             } => {
                 let chain = chain_seed(self.config.seed, &salt);
                 for (choice, work) in works.into_iter().enumerate() {
-                    self.accept(
-                        work,
-                        chain,
-                        Request {
-                            reply: reply.clone(),
-                            choice,
-                            arrived,
-                            by_length: false,
-                            prompt_len: 0,
-                            seen_token: false,
-                        },
-                    );
+                    let request = Request {
+                        reply: reply.clone(),
+                        choice,
+                        by_length: work.ends_by_length,
+                        prompt_len: work.prompt.len(),
+                        arrived,
+                        seen_token: false,
+                    };
+                    self.accept(request, work, chain);
                 }
             }
             Command::Wake => {} // the loop looks for abandoned requests anyway
@@ -156,27 +153,18 @@ impl Engine {
         }
     }
 
-    fn accept(&mut self, work: Work, chain: BlockHash, request: Request) {
+    fn accept(&mut self, request: Request, work: Work, chain: BlockHash) {
         let id = SequenceId(self.next_id);
         self.next_id += 1;
         let ready = request.arrived + self.config.scaled(self.config.speed.overhead());
-        self.requests.insert(
+        let sequence = NewSequence {
             id,
-            Request {
-                by_length: work.ends_by_length,
-                prompt_len: work.prompt.len(),
-                ..request
-            },
-        );
-        self.arriving.push_back((
-            ready,
-            NewSequence {
-                id,
-                prompt: work.prompt,
-                answer: work.answer,
-                chain,
-            },
-        ));
+            prompt: work.prompt,
+            answer: work.answer,
+            chain,
+        };
+        self.requests.insert(id, request);
+        self.arriving.push_back((ready, sequence));
     }
 
     /// A client that left has dropped its receiver.
@@ -223,18 +211,19 @@ impl Engine {
             last: output.last,
             cached: output.cached,
         };
-        let heard = request.reply.send(token).is_ok();
-        if !output.last {
-            return;
+        // Counted before it is sent: who has the answer finds it in the counters.
+        if output.last {
+            match (request.reply.is_closed(), request.by_length) {
+                (true, _) => add(&self.metrics.aborted, 1),
+                (false, true) => add(&self.metrics.finished_length, 1),
+                (false, false) => add(&self.metrics.finished_stop, 1),
+            }
+            self.metrics.request_latency.record(waited);
         }
-        match (heard, request.by_length) {
-            (false, _) => &self.metrics.aborted,
-            (true, true) => &self.metrics.finished_length,
-            (true, false) => &self.metrics.finished_stop,
+        let _ = request.reply.send(token); // a client that left is noticed before the next step
+        if output.last {
+            self.requests.remove(&output.id);
         }
-        .fetch_add(1, Relaxed);
-        self.metrics.request_latency.record(waited);
-        self.requests.remove(&output.id);
     }
 
     fn publish_gauges(&self) {

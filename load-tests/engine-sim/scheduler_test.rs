@@ -204,10 +204,11 @@ proptest! {
             let decoding: Vec<SequenceId> = state.running.iter()
                 .filter(|sequence| sequence.generated() > 0 && sequence.computed + 1 == sequence.tokens.len())
                 .map(|sequence| sequence.id).collect();
-            let before: Vec<SequenceId> = state.running.iter().map(|sequence| sequence.id).collect();
+            let before = state.running();
             let report = step(&mut state);
             if report.preempted > 0 {
-                prop_assert!(state.running.iter().all(|sequence| before.contains(&sequence.id)), "admitted while preempting");
+                let ended = report.outputs.iter().filter(|output| output.last).count();
+                prop_assert_eq!(state.running() + ended, before - report.preempted, "admitted while preempting");
             }
             prop_assert!(report.tokens() <= budget);
             prop_assert!(state.running() <= 8);

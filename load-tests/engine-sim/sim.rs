@@ -1,5 +1,6 @@
 //! Starts and stops one simulated engine: the engine's thread, and an HTTP server with one worker. Several run in one process.
 
+use crate::api::connection::remember;
 use crate::api::{App, routes, unix_now};
 use crate::config::SimConfig;
 use crate::engine;
@@ -224,6 +225,7 @@ fn listen(
             .app_data(app.clone())
             .configure(routes)
     })
+    .on_connect(remember)
     .workers(1)
     .worker_max_blocking_threads(BLOCKING_THREADS)
     .keep_alive(KEEP_ALIVE)

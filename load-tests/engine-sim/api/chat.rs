@@ -50,7 +50,7 @@ pub async fn serve(
 ) -> Result<HttpResponse, ApiError> {
     app.admit().await?;
     let prepared = prepare(&app, payload, plan).await?;
-    let mut generation = Generation::start(&app, vec![prepared.planned], prepared.salt);
+    let mut generation = Generation::start(&app, &request, vec![prepared.planned], prepared.salt);
     let writer = ChatWriter {
         id: app.answer_id("chatcmpl", &request),
         created: unix_now(),

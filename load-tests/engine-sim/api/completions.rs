@@ -108,6 +108,7 @@ pub async fn serve(
     );
     let mut generation = Generation::start(
         &app,
+        &request,
         prepared.prompts,
         prepared.sampling.cache_salt.unwrap_or_default(),
     );

@@ -47,7 +47,7 @@ pub async fn serve(
         .iter()
         .map(|planned| planned.prompt.len())
         .sum();
-    let mut generation = Generation::start(&app, prepared.prompts, String::new());
+    let mut generation = Generation::start(&app, &request, prepared.prompts, String::new());
     if let Err(instead) = finished(&mut generation).await {
         return Ok(instead);
     }

@@ -2,11 +2,12 @@
 //! where a fault says so. Chat and text completions differ only in how they write what this gives.
 
 use super::App;
+use super::connection::Connection;
 use super::error::ApiError;
 use crate::engine_client::{Tokens, Work};
 use crate::failure::Break;
 use crate::text::{Answer, Finish};
-use actix_web::HttpResponse;
+use actix_web::{HttpRequest, HttpResponse};
 use bytes::Bytes;
 use futures_util::stream;
 use std::collections::VecDeque;
@@ -52,12 +53,13 @@ pub struct Generation {
     prompt_tokens: usize,
     emitted: u32,
     break_off: Option<(u32, Break)>,
+    connection: Option<Connection>,
     tells_cached: bool,
 }
 
 impl Generation {
     /// Hands the prompts to the engine.
-    pub fn start(app: &App, prompts: Vec<Planned>, salt: String) -> Self {
+    pub fn start(app: &App, request: &HttpRequest, prompts: Vec<Planned>, salt: String) -> Self {
         let choices_per_prompt = prompts.first().map_or(1, |planned| planned.answers.len());
         let prompt_tokens = prompts.iter().map(|planned| planned.prompt.len()).sum();
         let mut works = Vec::new();
@@ -83,6 +85,7 @@ impl Generation {
             prompt_tokens,
             emitted: 0,
             break_off: app.faults.break_off(),
+            connection: request.conn_data::<Connection>().cloned(),
             tells_cached: app.config.prompt_tokens_details,
         }
     }
@@ -108,6 +111,14 @@ impl Generation {
             choice,
             at,
             finish: token.last.then(|| self.answers[choice].finish),
+        }
+    }
+
+    /// Makes the end of the connection a reset, after what was written so far has left.
+    async fn reset_connection(&self) {
+        tokio::task::yield_now().await; // the server flushes while the body is not ready
+        if let Some(connection) = &self.connection {
+            connection.reset_at_close();
         }
     }
 
@@ -196,6 +207,7 @@ impl<W: Writer> Streaming<W> {
                 return Some(Ok(bytes));
             }
             if std::mem::take(&mut self.cut) {
+                self.generation.reset_connection().await;
                 return Some(Err(io::Error::new(
                     io::ErrorKind::ConnectionReset,
                     "injected cut",
@@ -240,7 +252,10 @@ pub async fn finished(generation: &mut Generation) -> Result<(), HttpResponse> {
             Event::Broken(Break::Error) => {
                 return Err(actix_web::ResponseError::error_response(&broken()));
             }
-            Event::Broken(Break::Drop) => return Err(cut_response()),
+            Event::Broken(Break::Drop) => {
+                generation.reset_connection().await;
+                return Err(cut_response());
+            }
         }
     }
 }

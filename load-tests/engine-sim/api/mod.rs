@@ -3,6 +3,7 @@
 pub mod chat;
 pub mod chat_writer;
 pub mod completions;
+pub mod connection;
 pub mod embeddings;
 pub mod error;
 pub mod generation;

@@ -49,6 +49,8 @@ pub struct Answer {
     pub body: String,
     /// The connection broke before the body's end.
     pub cut: bool,
+    /// It broke with a reset.
+    pub reset: bool,
 }
 
 impl Answer {
@@ -100,6 +102,7 @@ pub async fn send(addr: SocketAddr, method: &str, path: &str, headers: &str, bod
         status,
         head: head.to_owned(),
         body,
+        reset: read.is_err(),
         cut: read.is_err() || !complete || status == 0,
     }
 }
