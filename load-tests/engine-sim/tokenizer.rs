@@ -14,6 +14,8 @@ const TEMPLATE_NAME: &str = "chat";
 pub struct Tokenizer {
     bpe: Bpe,
     templates: Environment<'static>,
+    /// What each token stands for; nothing for special ones.
+    bytes: Vec<Vec<u8>>,
     begin_of_text: u32,
     end_of_turn: u32,
 }
@@ -66,9 +68,11 @@ impl Tokenizer {
                 bpe.token_to_id(token)
                     .expect("trained with its special tokens")
             };
+            let bytes = (0..bpe.get_vocab_size(true) as u32).map(|token| bytes_of(&bpe, token));
             Self {
                 begin_of_text: special("<|begin_of_text|>"),
                 end_of_turn: special("<|eot_id|>"),
+                bytes: bytes.collect(),
                 bpe,
                 templates,
             }
@@ -99,13 +103,7 @@ impl Tokenizer {
         let mut pieces: Vec<String> = tokens
             .iter()
             .map(|token| {
-                if let Some(letters) = self
-                    .bpe
-                    .id_to_token(*token)
-                    .filter(|_| !self.is_special(*token))
-                {
-                    pending.extend(letters.chars().filter_map(byte_of));
-                }
+                pending.extend(self.bytes.get(*token as usize).into_iter().flatten());
                 take_text(&mut pending)
             })
             .collect();
@@ -142,13 +140,16 @@ impl Tokenizer {
 
     /// Tokens are below this.
     pub fn vocabulary(&self) -> u32 {
-        self.bpe.get_vocab_size(true) as u32
+        self.bytes.len() as u32
     }
+}
 
-    fn is_special(&self, token: u32) -> bool {
-        self.bpe
-            .get_added_vocabulary()
-            .is_special_token(&self.spelling(token))
+/// The bytes behind a token's letters; a special token stands for no text.
+fn bytes_of(bpe: &Bpe, token: u32) -> Vec<u8> {
+    let letters = bpe.id_to_token(token).unwrap_or_default();
+    match bpe.get_added_vocabulary().is_special_token(&letters) {
+        true => Vec::new(),
+        false => letters.chars().filter_map(byte_of).collect(),
     }
 }
 
