@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use engine_sim::{Sim, SimConfig, SimHandle, Speed};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -147,4 +147,22 @@ fn dechunk(mut rest: &str) -> (String, bool) {
         rest = after.get(size + 2..).unwrap_or("");
     }
     (body, false)
+}
+
+/// A chat of one message.
+pub fn chat(text: &str) -> Value {
+    json!({"model": "sim-model", "messages": [{"role": "user", "content": text}], "temperature": 0})
+}
+
+/// A body with more members.
+pub fn with(mut body: Value, more: Value) -> Value {
+    body.as_object_mut()
+        .unwrap()
+        .extend(more.as_object().unwrap().clone());
+    body
+}
+
+/// A prompt of several blocks.
+pub fn long_text() -> String {
+    "The server shares the prompt with the worker. ".repeat(20)
 }
