@@ -4,7 +4,7 @@
 use crate::event_log::CacheEvent;
 use std::collections::HashMap;
 
-/// Names a full block by its tokens and everything before them. Swapping it with a [`BlockId`] must not compile.
+/// Names a full block by its tokens and everything before them. A type of its own, so that it cannot be taken for a place in the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockHash(pub u64);
 
