@@ -1,1 +1,47 @@
-//! Placeholder.
+//! A stand-in for a vLLM engine, for tests, demos and load tests without a GPU: it schedules, caches, preempts, counts and answers
+//! as vLLM does, in simulated time. The binary takes vLLM's command line; the library starts engines inside a process.
+//!
+//! ```no_run
+//! use engine_sim::{Sim, SimConfig};
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! // A small fast engine on a free port, and one from a vLLM command line.
+//! let small = Sim::start(SimConfig::default())?;
+//! let large = Sim::start(SimConfig::from_args(["vllm", "serve", "meta-llama/Llama-3.1-70B-Instruct", "--port", "0"])?)?;
+//! println!("{} and {}", small.url(), large.url());
+//!
+//! small.faults().refuse_with(Some(503)); // from the next request on
+//! assert_eq!(small.stats().running, 0);
+//! large.stop().await;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The parts, from the inside out: `kv_cache` (blocks, hashes, eviction) and `scheduler` (one step) are pure; `engine` gives them
+//! time and channels; `tokenizer` and `text` make prompts and answers; `api` speaks HTTP; `sim` starts it all.
+
+mod api;
+mod args;
+mod config;
+mod engine;
+mod engine_client;
+mod event_log;
+mod failure;
+mod flag_values;
+mod ignored_flags;
+mod kv_cache;
+mod metrics;
+mod scheduler;
+mod sequence;
+mod sim;
+mod speed;
+mod text;
+mod tokenizer;
+mod tool_call;
+
+pub use config::{KvRole, KvTransfer, SimConfig};
+pub use event_log::{CacheEvent, EventBatch};
+pub use failure::{FaultSettings, Faults};
+pub use kv_cache::BlockHash;
+pub use sim::{Sim, SimHandle, SimStats};
+pub use speed::Speed;

@@ -1,0 +1,275 @@
+//! One request's tokens as they come from the engine, joined with the text that was planned for them, counted, and broken off
+//! where a fault says so. Chat and text completions differ only in how they write what this gives.
+
+use super::App;
+use super::connection::Connection;
+use super::error::ApiError;
+use crate::engine_client::{Tokens, Work};
+use crate::failure::Break;
+use crate::text::{Answer, Finish};
+use actix_web::{HttpRequest, HttpResponse};
+use bytes::Bytes;
+use futures_util::stream;
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use wire::openai::{PromptTokensDetails, Usage};
+
+/// A prompt with its answers, one per choice.
+pub struct Planned {
+    /// The prompt's tokens.
+    pub prompt: Arc<[u32]>,
+    /// At least one.
+    pub answers: Vec<Answer>,
+}
+
+/// What comes next.
+pub enum Event {
+    /// Another token of one choice.
+    Token {
+        /// Which choice.
+        choice: usize,
+        /// Its place in the answer, from 0.
+        at: usize,
+        /// Set on the last one.
+        finish: Option<Finish>,
+    },
+    /// All choices are complete.
+    End,
+    /// A fault, or the engine's end, cut the answer.
+    Broken(Break),
+}
+
+/// A running request. Dropping it aborts the request.
+pub struct Generation {
+    tokens: Tokens,
+    answers: Vec<Answer>,
+    /// Tokens so far, by choice.
+    progress: Vec<usize>,
+    /// Prompt tokens found in the cache, by choice.
+    cached: Vec<usize>,
+    choices_per_prompt: usize,
+    open: usize,
+    prompt_tokens: usize,
+    emitted: u32,
+    break_off: Option<(u32, Break)>,
+    connection: Option<Connection>,
+    tells_cached: bool,
+}
+
+impl Generation {
+    /// Hands the prompts to the engine.
+    pub fn start(app: &App, request: &HttpRequest, prompts: Vec<Planned>, salt: String) -> Self {
+        let choices_per_prompt = prompts.first().map_or(1, |planned| planned.answers.len());
+        let prompt_tokens = prompts.iter().map(|planned| planned.prompt.len()).sum();
+        let mut works = Vec::new();
+        let mut answers = Vec::new();
+        for planned in prompts {
+            for answer in planned.answers {
+                let ends_by_length = answer.finish == Finish::Length;
+                works.push(Work {
+                    prompt: planned.prompt.clone(),
+                    answer: answer.tokens.clone(),
+                    ends_by_length,
+                });
+                answers.push(answer);
+            }
+        }
+        Self {
+            open: answers.len(),
+            progress: vec![0; answers.len()],
+            cached: vec![0; answers.len()],
+            tokens: app.engine.submit(works, salt),
+            answers,
+            choices_per_prompt,
+            prompt_tokens,
+            emitted: 0,
+            break_off: app.faults.break_off(),
+            connection: request.conn_data::<Connection>().cloned(),
+            tells_cached: app.config.prompt_tokens_details,
+        }
+    }
+
+    /// The next token, or how it ended.
+    pub async fn next(&mut self) -> Event {
+        if self.open == 0 {
+            return Event::End;
+        }
+        let Some(token) = self.tokens.next().await else {
+            return Event::Broken(Break::Error);
+        };
+        if let Some((_, how)) = self.break_off.filter(|(at, _)| self.emitted >= *at) {
+            return Event::Broken(how);
+        }
+        self.emitted += 1;
+        let choice = token.choice;
+        let at = self.progress[choice];
+        self.progress[choice] += 1;
+        self.cached[choice] = token.cached;
+        self.open -= usize::from(token.last);
+        Event::Token {
+            choice,
+            at,
+            finish: token.last.then(|| self.answers[choice].finish),
+        }
+    }
+
+    /// Makes the end of the connection a reset, after what was written so far has left.
+    async fn reset_connection(&self) {
+        tokio::task::yield_now().await; // the server flushes while the body is not ready
+        if let Some(connection) = &self.connection {
+            connection.reset_at_close();
+        }
+    }
+
+    /// What was planned for a choice.
+    pub fn answer(&self, choice: usize) -> &Answer {
+        &self.answers[choice]
+    }
+
+    /// How many choices there are.
+    pub fn choices(&self) -> usize {
+        self.answers.len()
+    }
+
+    /// The counts so far.
+    pub fn usage(&self) -> Usage {
+        let completion: usize = self.progress.iter().sum();
+        // The choices of one prompt share it: the first one tells what the cache had before this request.
+        let cached: usize = self.cached.iter().step_by(self.choices_per_prompt).sum();
+        usage(
+            self.prompt_tokens,
+            Some(completion),
+            self.tells_cached.then_some(cached),
+        )
+    }
+}
+
+/// A `usage` object.
+pub fn usage(prompt: usize, completion: Option<usize>, cached: Option<usize>) -> Usage {
+    Usage {
+        prompt_tokens: prompt as u64,
+        completion_tokens: completion.map(|count| count as u64),
+        total_tokens: (prompt + completion.unwrap_or(0)) as u64,
+        prompt_tokens_details: cached.map(|count| PromptTokensDetails {
+            cached_tokens: Some(count as u64),
+        }),
+    }
+}
+
+/// How a route writes the events of a stream.
+pub trait Writer: 'static {
+    /// Chunks for one token; none for a token without text.
+    fn token(
+        &mut self,
+        generation: &Generation,
+        choice: usize,
+        at: usize,
+        finish: Option<Finish>,
+        out: &mut VecDeque<Bytes>,
+    );
+    /// The chunk that tells the usage.
+    fn usage(&self, usage: Usage) -> Bytes;
+    /// Whether the client asked for it.
+    fn includes_usage(&self) -> bool;
+}
+
+struct Streaming<W> {
+    generation: Generation,
+    writer: W,
+    ready: VecDeque<Bytes>,
+    ended: bool,
+    cut: bool,
+}
+
+/// The answer as server-sent events. The head goes out at once, the body as tokens come.
+pub fn stream_response<W: Writer>(generation: Generation, writer: W) -> HttpResponse {
+    let streaming = Streaming {
+        generation,
+        writer,
+        ready: VecDeque::new(),
+        ended: false,
+        cut: false,
+    };
+    let body = stream::unfold(streaming, |mut streaming| async move {
+        let bytes = streaming.next().await?;
+        Some((bytes, streaming))
+    });
+    HttpResponse::Ok()
+        .content_type("text/event-stream; charset=utf-8")
+        .streaming(body)
+}
+
+impl<W: Writer> Streaming<W> {
+    async fn next(&mut self) -> Option<Result<Bytes, io::Error>> {
+        loop {
+            if let Some(bytes) = self.ready.pop_front() {
+                return Some(Ok(bytes));
+            }
+            if std::mem::take(&mut self.cut) {
+                self.generation.reset_connection().await;
+                return Some(Err(io::Error::new(
+                    io::ErrorKind::ConnectionReset,
+                    "injected cut",
+                )));
+            }
+            if self.ended {
+                return None;
+            }
+            match self.generation.next().await {
+                Event::Token { choice, at, finish } => {
+                    self.writer
+                        .token(&self.generation, choice, at, finish, &mut self.ready)
+                }
+                Event::End => {
+                    if self.writer.includes_usage() {
+                        self.ready
+                            .push_back(self.writer.usage(self.generation.usage()));
+                    }
+                    self.end_with_done();
+                }
+                Event::Broken(Break::Error) => {
+                    self.ready.push_back(broken().to_event());
+                    self.end_with_done();
+                }
+                Event::Broken(Break::Drop) => (self.ended, self.cut) = (true, true),
+            }
+        }
+    }
+
+    fn end_with_done(&mut self) {
+        self.ready.push_back(Bytes::from_static(wire::sse::DONE));
+        self.ended = true;
+    }
+}
+
+/// Waits for all choices. The error is the answer to give instead.
+pub async fn finished(generation: &mut Generation) -> Result<(), HttpResponse> {
+    loop {
+        match generation.next().await {
+            Event::Token { .. } => {}
+            Event::End => return Ok(()),
+            Event::Broken(Break::Error) => {
+                return Err(actix_web::ResponseError::error_response(&broken()));
+            }
+            Event::Broken(Break::Drop) => {
+                generation.reset_connection().await;
+                return Err(cut_response());
+            }
+        }
+    }
+}
+
+fn broken() -> ApiError {
+    ApiError::internal(
+        "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+    )
+}
+
+/// An answer that breaks off after its head.
+fn cut_response() -> HttpResponse {
+    let cut = io::Error::new(io::ErrorKind::ConnectionReset, "injected cut");
+    HttpResponse::Ok()
+        .content_type("application/json")
+        .streaming(stream::iter([Err::<Bytes, _>(cut)]))
+}

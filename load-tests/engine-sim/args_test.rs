@@ -1,0 +1,174 @@
+//! The owner's six commands and the flags of real ones.
+
+use super::*;
+use crate::config::KvRole;
+
+const COMMANDS: &str = include_str!("../../config/seed/5-engine-commands.txt");
+
+/// Splits a shell script of simple commands into words: backslash before a line end, single quotes, blank lines between commands.
+fn commands(script: &str) -> Vec<Vec<String>> {
+    let mut commands = vec![Vec::new()];
+    let mut word: Option<String> = None;
+    let mut quoted = false;
+    let mut letters = script.chars().peekable();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '\'' => {
+                quoted = !quoted;
+                word.get_or_insert_default();
+            }
+            _ if quoted => word.get_or_insert_default().push(letter),
+            '\\' if letters.peek() == Some(&'\n') => {
+                letters.next();
+            }
+            _ if letter.is_whitespace() => {
+                let command = commands.last_mut().unwrap();
+                command.extend(word.take());
+                if letter == '\n' && !command.is_empty() {
+                    commands.push(Vec::new());
+                }
+            }
+            _ => word.get_or_insert_default().push(letter),
+        }
+    }
+    commands.last_mut().unwrap().extend(word);
+    commands.retain(|command| !command.is_empty());
+    commands
+}
+
+fn seed_configs() -> Vec<SimConfig> {
+    commands(COMMANDS)
+        .into_iter()
+        .map(|words| SimConfig::from_args(words).unwrap())
+        .collect()
+}
+
+fn parse(line: &str) -> Result<SimConfig, clap::Error> {
+    SimConfig::from_args(line.split_whitespace())
+}
+
+#[test]
+fn the_six_seed_commands_run_unchanged() {
+    let configs = seed_configs();
+    assert_eq!(configs.len(), 6);
+    for config in &configs {
+        assert_eq!(config.model(), "meta-llama/Llama-3.1-70B-Instruct");
+        assert_eq!((config.host.as_str(), config.port), ("0.0.0.0", 8000));
+        assert!(config.prefix_caching && config.prompt_tokens_details);
+    }
+    let lengths: Vec<usize> = configs.iter().map(|config| config.max_model_len).collect();
+    assert_eq!(lengths, [32768, 131_072, 131_072, 32768, 32768, 32768]);
+}
+
+#[test]
+fn the_seed_commands_keep_roles_and_floats() {
+    let configs = seed_configs();
+    let roles: Vec<Option<KvRole>> = configs
+        .iter()
+        .map(|config| config.kv_transfer.as_ref().map(|kv| kv.kv_role))
+        .collect();
+    use KvRole::{KvBoth, KvConsumer, KvProducer};
+    assert_eq!(
+        roles,
+        [
+            Some(KvBoth),
+            Some(KvProducer),
+            Some(KvConsumer),
+            Some(KvProducer),
+            Some(KvConsumer),
+            None
+        ]
+    );
+    let first = configs[0].kv_transfer.as_ref().unwrap();
+    assert_eq!(first.kv_buffer_size, Some(4e9));
+    assert_eq!(
+        first.kv_connector_extra_config["kv_namespace"],
+        "inference/kv-cache"
+    );
+    assert_eq!(
+        configs[3].kv_transfer.as_ref().unwrap().kv_buffer_size,
+        Some(8e9)
+    );
+    assert!(
+        configs[3].num_blocks < configs[4].num_blocks,
+        "0.85 of the memory holds fewer blocks than 0.90"
+    );
+}
+
+#[test]
+fn strict_vllm_omits_cached_tokens_unless_asked() {
+    assert!(
+        !parse("vllm serve m --strict-vllm")
+            .unwrap()
+            .prompt_tokens_details
+    );
+    assert!(
+        parse("vllm serve m --strict-vllm --enable-prompt-tokens-details")
+            .unwrap()
+            .prompt_tokens_details
+    );
+}
+
+#[test]
+fn flags_of_real_commands_are_taken() {
+    let config = parse(
+        "vllm serve Qwen/Qwen2.5-7B --trust-remote-code --dtype bfloat16 --swap-space 4 --served-model-name qwen alias --api-key k1 \
+         --enable-auto-tool-choice --tool-call-parser hermes --block-size 32 --max-num-seqs 64 --max_num_batched_tokens=4096 \
+         --num-gpu-blocks-override 500 --enable-chunked-prefill --max-model-len 8K --kv-events-config {\"buffer_steps\":7}",
+    )
+    .unwrap();
+    assert_eq!(config.models, ["qwen", "alias"]);
+    assert_eq!(config.api_keys, ["k1"]);
+    assert_eq!(
+        (
+            config.block_size,
+            config.num_blocks,
+            config.max_num_seqs,
+            config.max_num_batched_tokens
+        ),
+        (32, 500, 64, 4096)
+    );
+    assert_eq!((config.max_model_len, config.event_batches_max), (8192, 7));
+}
+
+#[test]
+fn the_last_of_equal_flags_counts() {
+    let config = parse("vllm serve m --port 1 --dtype auto --port 2 --dtype half").unwrap();
+    assert_eq!(config.port, 2);
+    assert!(
+        !parse("vllm serve m --enable-prefix-caching --no-enable-prefix-caching")
+            .unwrap()
+            .prefix_caching
+    );
+    assert!(
+        parse("vllm serve m --no-enable-prefix-caching --enable-prefix-caching")
+            .unwrap()
+            .prefix_caching
+    );
+}
+
+#[test]
+fn faults_in_a_command_are_named() {
+    let told = |line: &str| parse(line).unwrap_err().to_string();
+    assert!(
+        told("vllm serve m --kv-transfer-config {\"kv_role\":\"kv_maybe\"}")
+            .contains("--kv-transfer-config")
+    );
+    assert!(
+        told("vllm serve m --max-model-len 4000 --num-gpu-blocks-override 10")
+            .contains("160 tokens")
+    );
+    assert!(told("vllm serve m --max-num-seqs 9000").contains("max_num_batched_tokens"));
+    assert!(told("vllm serve m --sim-fail-rate 2").contains("from 0 to 1"));
+    assert!(told("vllm serve m --max-modle-len 4000").contains("--max-model-len"));
+    assert!(told("vllm serve").contains("MODEL"));
+}
+
+#[test]
+fn help_groups_the_simulators_flags() {
+    let help = parse("vllm serve --help").unwrap_err().to_string();
+    assert!(
+        help.contains("Simulator:") && help.contains("--sim-time-scale"),
+        "{help}"
+    );
+}

@@ -1,0 +1,246 @@
+//! Starts and stops one simulated engine: the engine's thread, and an HTTP server with one worker. Several run in one process.
+
+use crate::api::connection::remember;
+use crate::api::{App, routes, unix_now};
+use crate::config::SimConfig;
+use crate::engine;
+use crate::event_log::{EventBatch, EventLog};
+use crate::failure::Faults;
+use crate::metrics::Metrics;
+use crate::tokenizer::Tokenizer;
+use actix_web::dev::ServerHandle;
+use actix_web::{HttpServer, web};
+use socket2::{Domain, Protocol, Socket, Type};
+use std::io;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::task::JoinHandle;
+
+/// uvicorn closes idle connections after this.
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
+/// Connections that wait for `accept`; uvicorn's number.
+const BACKLOG: i32 = 2048;
+/// Threads for long prompts.
+const BLOCKING_THREADS: usize = 2;
+
+/// Starts engines.
+#[derive(Debug)]
+pub struct Sim;
+
+/// A running engine. It stops when this is dropped.
+#[derive(Debug)]
+pub struct SimHandle {
+    addr: SocketAddr,
+    config: Arc<SimConfig>,
+    faults: Arc<Faults>,
+    metrics: Arc<Metrics>,
+    log: Arc<Mutex<EventLog>>,
+    server: Arc<Mutex<Option<ServerHandle>>>,
+    listening: JoinHandle<()>,
+}
+
+/// Counts of one engine at one moment. Totals are since its start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SimStats {
+    /// Requests to the chat, completions and embeddings routes, whatever became of them.
+    pub requests_total: u64,
+    /// Sequences in the batch.
+    pub running: u64,
+    /// Sequences that arrived and are not in the batch.
+    pub waiting: u64,
+    /// Sequences whose client left before the end.
+    pub aborted_total: u64,
+    /// Prompt tokens of sequences that gave a first token.
+    pub prompt_tokens: u64,
+    /// Of these, tokens that the prefix cache supplied.
+    pub cached_tokens: u64,
+    /// Tokens generated.
+    pub generation_tokens: u64,
+    /// Sequences sent back to the queue for want of blocks.
+    pub preemptions_total: u64,
+    /// KV blocks that sequences use.
+    pub kv_blocks_used: u64,
+}
+
+impl Sim {
+    /// Starts an engine. Its address is taken at once; it listens when the startup delay has passed and refuses connections
+    /// before. Call it inside an actix system.
+    ///
+    /// # Errors
+    /// Settings that cannot run (`InvalidInput`), or an address that is not free.
+    pub fn start(config: SimConfig) -> io::Result<SimHandle> {
+        config
+            .validate()
+            .map_err(|fault| io::Error::new(io::ErrorKind::InvalidInput, fault))?;
+        let socket = reserve(&config.host, config.port)?;
+        let addr = socket
+            .local_addr()?
+            .as_socket()
+            .ok_or_else(|| io::Error::other("the socket has no IP address"))?;
+        let config = Arc::new(config);
+        let metrics = Arc::new(Metrics::default());
+        let faults = Arc::new(Faults::new(config.faults, config.seed));
+        let log = Arc::new(Mutex::new(EventLog::new(config.event_batches_max)));
+        let engine = engine::start(config.clone(), metrics.clone(), log.clone())?;
+        let app = web::Data::new(App {
+            config: config.clone(),
+            engine,
+            tokenizer: Tokenizer::shared(),
+            faults: faults.clone(),
+            metrics: metrics.clone(),
+            started: unix_now(),
+            engine_id: fastrand::u32(..),
+            next_request: AtomicU64::new(0),
+        });
+        let server = Arc::new(Mutex::new(None));
+        let listening = match config.startup_delay.is_zero() {
+            true => {
+                let running = listen(socket, app, &server)?;
+                actix_rt::spawn(async move { report(running.await) })
+            }
+            false => {
+                let (server, delay) = (server.clone(), config.scaled(config.startup_delay));
+                actix_rt::spawn(async move {
+                    tokio::time::sleep(delay).await;
+                    match listen(socket, app, &server) {
+                        Ok(running) => report(running.await),
+                        Err(fault) => tracing::error!(%fault, "engine could not listen"),
+                    }
+                })
+            }
+        };
+        Ok(SimHandle {
+            addr,
+            config,
+            faults,
+            metrics,
+            log,
+            server,
+            listening,
+        })
+    }
+}
+
+impl SimHandle {
+    /// Where it listens, with the port that it got.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// `http://host:port`, without a slash at the end.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.addr)
+    }
+
+    /// What it was started with.
+    pub fn config(&self) -> &SimConfig {
+        &self.config
+    }
+
+    /// Counts at this moment.
+    pub fn stats(&self) -> SimStats {
+        let metrics = &self.metrics;
+        SimStats {
+            requests_total: metrics.requests.load(Relaxed),
+            running: metrics.running.load(Relaxed),
+            waiting: metrics.waiting.load(Relaxed),
+            aborted_total: metrics.aborted.load(Relaxed),
+            prompt_tokens: metrics.prompt_tokens.load(Relaxed),
+            cached_tokens: metrics.cached_tokens.load(Relaxed),
+            generation_tokens: metrics.generation_tokens.load(Relaxed),
+            preemptions_total: metrics.preemptions.load(Relaxed),
+            kv_blocks_used: metrics.blocks_used.load(Relaxed),
+        }
+    }
+
+    /// Failures, settable while it runs.
+    pub fn faults(&self) -> &Faults {
+        &self.faults
+    }
+
+    /// The KV cache events that are still kept, oldest first.
+    pub fn events(&self) -> Vec<EventBatch> {
+        self.log
+            .lock()
+            .expect("nobody panics with this lock")
+            .since(0)
+    }
+
+    /// Stops at once: running answers are cut, as when the process is killed. Returns when the port is free.
+    pub async fn stop(mut self) {
+        let handle = self
+            .server
+            .lock()
+            .expect("nobody panics with this lock")
+            .take();
+        match handle {
+            Some(handle) => {
+                handle.stop(false).await;
+                let _ = (&mut self.listening).await; // ends with the server; a panic there was reported
+            }
+            None => self.listening.abort(),
+        }
+    }
+
+    /// Returns when the server has ended by itself, which it does only on a fault.
+    pub async fn ended(&mut self) {
+        let _ = (&mut self.listening).await; // a panic there was reported
+    }
+}
+
+impl Drop for SimHandle {
+    fn drop(&mut self) {
+        match self.server.lock().ok().and_then(|mut handle| handle.take()) {
+            Some(handle) => drop(handle.stop(false)), // the command is sent at the call; nobody waits for the answer
+            None => self.listening.abort(),
+        }
+    }
+}
+
+/// Takes an address without listening: connections to it are refused.
+fn reserve(host: &str, port: u16) -> io::Result<Socket> {
+    let addr = (host, port)
+        .to_socket_addrs()?
+        .next()
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the host has no address"))?;
+    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket
+        .bind(&addr.into())
+        .map_err(|fault| io::Error::new(fault.kind(), format!("listen on {addr}: {fault}")))?;
+    Ok(socket)
+}
+
+fn listen(
+    socket: Socket,
+    app: web::Data<App>,
+    handle: &Mutex<Option<ServerHandle>>,
+) -> io::Result<actix_web::dev::Server> {
+    socket.listen(BACKLOG)?;
+    let listener: TcpListener = socket.into();
+    let server = HttpServer::new(move || {
+        actix_web::App::new()
+            .app_data(app.clone())
+            .configure(routes)
+    })
+    .on_connect(remember)
+    .workers(1)
+    .worker_max_blocking_threads(BLOCKING_THREADS)
+    .keep_alive(KEEP_ALIVE)
+    .client_request_timeout(Duration::ZERO)
+    .h1_allow_half_closed(false)
+    .tcp_nodelay(true)
+    .disable_signals()
+    .listen(listener)?
+    .run();
+    *handle.lock().expect("nobody panics with this lock") = Some(server.handle());
+    Ok(server)
+}
+
+fn report(ended: io::Result<()>) {
+    if let Err(fault) = ended {
+        tracing::error!(%fault, "engine's server ended");
+    }
+}
