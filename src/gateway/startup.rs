@@ -55,12 +55,14 @@ pub fn run(settings: Settings) -> i32 {
             return 1;
         }
     };
-    let code = actix_rt::System::new().block_on(serve(settings));
+    let code = actix_rt::System::new().block_on(serve(settings, |_| {}));
     drop(guard); // writes the last lines
     code
 }
 
-async fn serve(settings: Settings) -> i32 {
+/// Serves until a signal comes, within a running actix system; answers the exit code. Logging is
+/// the caller's. `started` is told when the gateway listens.
+pub async fn serve(settings: Settings, started: impl FnOnce(&Running)) -> i32 {
     // before anything that takes time, so that a signal during the start is heard
     let mut signals = match Signals::new() {
         Ok(signals) => signals,
@@ -77,6 +79,7 @@ async fn serve(settings: Settings) -> i32 {
             return 1;
         }
     };
+    started(&running);
     signals.next().await;
     tokio::select! {
         () = running.drain() => 0,

@@ -9,6 +9,10 @@ use tracing_subscriber::EnvFilter;
 /// Lines that wait to be written; beyond, lines are dropped and counted.
 const QUEUE_LINES_MAX: usize = 16_384;
 
+/// The HTTP server's own lines about its threads help nobody who does not work on it; naming it
+/// in `logging.level` brings them back.
+const QUIET: &str = "actix_server=warn";
+
 static DROPPED: OnceLock<ErrorCounter> = OnceLock::new();
 
 /// Lines dropped so far.
