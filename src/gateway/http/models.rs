@@ -21,9 +21,12 @@ pub async fn handle(request: HttpRequest) -> HttpResponse {
     let id = request_id(&request);
     let mut response = HttpResponse::Ok();
     response.insert_header(("x-request-id", &*id));
-    match request.match_info().get("id") {
-        Some(name) if names.contains(name) => response.json(card(name.to_owned())),
-        Some(name) => Refusal::NoSuchModel(name.to_owned()).response(&id),
+    // the server decodes a path but for its slashes, which names of models have
+    let named = request.match_info().get("id");
+    let named = named.map(|name| name.replace("%2F", "/").replace("%2f", "/"));
+    match named {
+        Some(name) if names.contains(&name) => response.json(card(name)),
+        Some(name) => Refusal::NoSuchModel(name).response(&id),
         None => response.json(ModelList {
             object: "list".into(),
             data: names.into_iter().map(card).collect(),

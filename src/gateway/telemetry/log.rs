@@ -27,8 +27,8 @@ pub fn dropped_lines() -> u64 {
 /// # Errors
 /// When the level is no valid filter.
 pub fn start(settings: &LoggingSettings) -> Result<WorkerGuard, String> {
-    let filter =
-        EnvFilter::try_new(&settings.level).map_err(|error| format!("logging.level: {error}"))?;
+    let filter = EnvFilter::try_new(format!("{QUIET},{}", settings.level))
+        .map_err(|error| format!("logging.level: {error}"))?;
     let (writer, guard) = NonBlockingBuilder::default()
         .buffered_lines_limit(QUEUE_LINES_MAX)
         .lossy(true)
