@@ -47,9 +47,10 @@ WORKDIR /
 STOPSIGNAL SIGTERM
 
 FROM runtime AS engine-sim
-COPY --from=builder /workspace/target/dist/engine-sim /usr/local/bin/engine-sim
+# The router's health check asks any URL, so there is no second one.
+COPY --from=builder /workspace/target/dist/tidegate /workspace/target/dist/engine-sim /usr/local/bin/
 EXPOSE 8000
-HEALTHCHECK --interval=5s --timeout=3s --start-period=30s --retries=3 CMD ["engine-sim", "healthcheck"]
+HEALTHCHECK --interval=5s --timeout=3s --start-period=30s --retries=3 CMD ["tidegate", "healthcheck", "--url", "http://127.0.0.1:8000/health"]
 ENTRYPOINT ["engine-sim"]
 CMD ["serve", "meta-llama/Llama-3.1-70B-Instruct", "--host", "0.0.0.0", "--port", "8000"]
 

@@ -137,10 +137,11 @@ impl Fill<'_> {
                 Some(value) => out.push_str(&value),
                 None => {
                     let name = inside.split(":-").next().unwrap_or(inside);
-                    self.faults.push(Fault::new(
-                        path,
-                        format!("needs the environment variable {name}, which is not set"),
-                    ));
+                    let stand_in = STANDS_IN.iter().find(|(first, _)| *first == name);
+                    let or = stand_in.map_or(String::new(), |(_, other)| format!(" (or {other})"));
+                    let message =
+                        format!("needs the environment variable {name}{or}, which is not set");
+                    self.faults.push(Fault::new(path, message));
                 }
             }
             rest = &rest[at + end + 1..];
