@@ -70,9 +70,11 @@ impl Boundaries {
                 self.in_event = true;
                 return None;
             };
-            let blank = match (self.line, &bytes[at..at + newline]) {
-                (Line::Empty, [] | [b'\r']) | (Line::Return, []) => true,
-                _ => false,
+            let line = &bytes[at..at + newline];
+            let blank = match self.line {
+                Line::Empty => matches!(line, [] | [b'\r']),
+                Line::Return => line.is_empty(),
+                Line::Text => false,
             };
             at += newline + 1;
             self.line = Line::Empty;
