@@ -26,7 +26,11 @@ struct Process(Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
-        let _ = self.0.kill();
+        // SIGTERM, not a kill: nginx must end its workers too, or they keep the port
+        let asked = Command::new("kill").arg(self.0.id().to_string()).status();
+        if !asked.is_ok_and(|status| status.success()) {
+            let _ = self.0.kill();
+        }
         let _ = self.0.wait();
     }
 }
@@ -102,6 +106,8 @@ pub fn run(secs: u64, rounds: usize, only: &[Rung]) -> io::Result<()> {
 }
 
 fn start_rung(rung: Rung) -> io::Result<Option<Process>> {
+    // fails when something listens there: that would be measured in the rung's place
+    drop(std::net::TcpListener::bind(("127.0.0.1", RUNG_PORT))?);
     if rung == Rung::Nginx {
         return start_nginx();
     }
