@@ -122,6 +122,7 @@ thread_local! {
 struct Slot {
     addr: Addr<Router>,
     intensity: Intensity,
+    given_up: bool,
 }
 
 impl RouterSeed {
@@ -149,18 +150,20 @@ impl RouterSeed {
             let slot = routers.entry(self.gateway).or_insert_with(|| Slot {
                 addr: start(),
                 intensity: Intensity::default(),
+                given_up: false,
             });
             if slot.addr.connected() {
                 return Some(slot.addr.clone());
             }
             let now = tokio::time::Instant::now().into_std();
             if slot.intensity.next_start(now).is_none() {
-                error!(
-                    actor = "router",
-                    "actor keeps dying, not starting it again for now"
-                );
+                if !std::mem::replace(&mut slot.given_up, true) {
+                    let what = "actor keeps dying, not starting it again for now";
+                    error!(actor = "router", what);
+                }
                 return None;
             }
+            slot.given_up = false;
             warn!(actor = "router", "actor died, starting a fresh one");
             self.restarts.0.fetch_add(1, Ordering::Relaxed);
             slot.addr = start();

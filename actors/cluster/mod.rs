@@ -214,7 +214,7 @@ impl Cluster {
             let (mut members, mut healthy) = (0, 0);
             for member in pool {
                 members += 1;
-                healthy += usize::from(member.health == HealthState::Healthy);
+                healthy += usize::from(member.serves());
             }
             may_eject(healthy, members)
         })

@@ -59,14 +59,14 @@ impl Intensity {
     pub fn next_start(&mut self, now: Instant) -> Option<Duration> {
         self.deaths
             .retain(|at| now.saturating_duration_since(*at) < INTENSITY_WINDOW);
-        self.deaths.push(now);
         let recent = self.deaths.len();
-        (recent <= RESTARTS_MAX).then(|| {
-            let doublings = u32::try_from(recent - 1).unwrap_or(u32::MAX);
-            BACKOFF_FIRST
-                .saturating_mul(2u32.saturating_pow(doublings))
-                .min(BACKOFF_MAX)
-        })
+        if recent >= RESTARTS_MAX {
+            return None; // not counted: being refused is not dying
+        }
+        self.deaths.push(now);
+        let doublings = u32::try_from(recent).unwrap_or(u32::MAX);
+        let wait = BACKOFF_FIRST.saturating_mul(2u32.saturating_pow(doublings));
+        Some(wait.min(BACKOFF_MAX))
     }
 }
 
@@ -82,7 +82,9 @@ mod tests {
             .map(|_| intensity.next_start(now).unwrap())
             .collect();
         assert!(waits.windows(2).all(|w| w[0] < w[1]), "{waits:?}");
-        assert_eq!(intensity.next_start(now), None);
+        for _ in 0..100 {
+            assert_eq!(intensity.next_start(now), None);
+        }
         let later = now + INTENSITY_WINDOW;
         assert_eq!(intensity.next_start(later), Some(BACKOFF_FIRST));
     }

@@ -49,6 +49,7 @@ pub struct Breaker {
     failures_in_row: u32,
     successes_at_last_failure: u64,
     since: Instant,
+    half_open_since: Era,
 }
 
 impl Breaker {
@@ -61,6 +62,7 @@ impl Breaker {
             failures_in_row: 0,
             successes_at_last_failure: 0,
             since: now,
+            half_open_since: era,
         }
     }
 
@@ -92,7 +94,10 @@ impl Breaker {
                 self.enter(Passage::Open, now)
             }
             (Passage::Open, Event::Tick) if self.elapsed(now) => self.enter(Passage::HalfOpen, now),
-            (Passage::HalfOpen, Event::ProbeSucceeded { era }) if era == self.era => {
+            // a probe that took longer than its turn still shows that the backend is back
+            (Passage::HalfOpen, Event::ProbeSucceeded { era })
+                if (self.half_open_since..=self.era).contains(&era) =>
+            {
                 self.enter(Passage::Closed, now)
             }
             (Passage::HalfOpen, Event::Failed { era, .. }) if era == self.era => {
@@ -111,8 +116,11 @@ impl Breaker {
     }
 
     fn enter(&mut self, passage: Passage, now: Instant) -> bool {
-        self.passage = passage;
         self.era = Era(self.era.0 + 1);
+        if self.passage != Passage::HalfOpen {
+            self.half_open_since = self.era;
+        }
+        self.passage = passage;
         self.failures_in_row = 0;
         self.since = now;
         true
@@ -198,12 +206,18 @@ mod tests {
         let first = breaker.state().1;
         assert!(breaker.on(Event::Tick, now + RECOVERY * 2));
         assert_eq!(breaker.state().0, Passage::HalfOpen);
-        assert!(!breaker.on(Event::ProbeSucceeded { era: first }, now + RECOVERY * 2));
-        assert_eq!(
-            breaker.state().0,
-            Passage::HalfOpen,
-            "the lapsed probe is ignored"
+        assert_ne!(breaker.state().1, first);
+        let late = Event::Failed {
+            era: first,
+            successes: 0,
+        };
+        assert!(
+            !breaker.on(late, now + RECOVERY * 2),
+            "a late failure is ignored"
         );
+        // an answer that takes longer than the timeout must be able to close it, or nothing can
+        assert!(breaker.on(Event::ProbeSucceeded { era: first }, now + RECOVERY * 2));
+        assert_eq!(breaker.state().0, Passage::Closed);
     }
 
     #[test]
@@ -219,6 +233,8 @@ mod tests {
             !breaker.on(stale, now + RECOVERY),
             "a request from before it opened"
         );
+        let old = Event::ProbeSucceeded { era: Era(0) };
+        assert!(!breaker.on(old, now + RECOVERY));
         assert_eq!(breaker.state().0, Passage::HalfOpen);
     }
 

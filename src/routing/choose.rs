@@ -88,6 +88,7 @@ pub fn choose(
         });
     };
     let mut candidates = Vec::with_capacity(pool.members.len());
+    let mut resting_probe = None;
     for &slot in &pool.members {
         let backend = view.backend(slot);
         if ask.tried.contains(&backend.id) || !may_serve(backend, ask.role) {
@@ -97,10 +98,12 @@ pub fn choose(
             // first come first served, or a strategy that shuns it would leave it out for good;
             // never a second attempt: that one has failed once already
             if live.probe_free(slot) && ask.tried.is_empty() {
-                return Ok(Plan {
-                    slot,
-                    reason: Reason::Probe,
-                });
+                let reason = Reason::Probe;
+                let probe = Plan { slot, reason };
+                if !live.load(slot).resting {
+                    return Ok(probe);
+                }
+                resting_probe = Some(probe);
             }
             continue;
         }
@@ -114,7 +117,7 @@ pub fn choose(
         candidates.retain(|c| !c.load.resting);
     }
     if candidates.is_empty() {
-        return Err(NoBackend::NoneServing);
+        return resting_probe.ok_or(NoBackend::NoneServing);
     }
     if let Some(key) = ask.prefix.filter(|_| rules.prefix_routing)
         && let Some((slot, spilled)) = on_ring(view, pool, &candidates, key, rules)

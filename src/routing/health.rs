@@ -65,7 +65,7 @@ pub struct HealthRules {
 pub struct Change {
     /// The new state.
     pub to: HealthState,
-    /// Whether only probe timeouts led here: a floor may veto it, see [`may_eject`].
+    /// Whether only probe timeouts and 4xx led here: a floor may veto it, see [`may_eject`].
     pub by_timeouts_only: bool,
 }
 
@@ -103,7 +103,9 @@ impl Health {
             Probe::Ok => self.on_success(),
             Probe::TimedOut if progressed => None,
             Probe::TimedOut => self.on_failure(false),
-            Probe::Refused | Probe::BadStatus(_) => self.on_failure(true),
+            Probe::Refused | Probe::BadStatus(500..) => self.on_failure(true),
+            // it answers, so it is there: perhaps too busy (429), perhaps the wrong path
+            Probe::BadStatus(_) => self.on_failure(false),
         }
     }
 

@@ -7,6 +7,9 @@ use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::fmt;
 
+/// Names go into answers and log lines.
+const MODEL_NAME_LENGTH_MAX: usize = 256;
+
 /// Why a body cannot be routed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BodyFault {
@@ -104,6 +107,9 @@ impl<'a> RequestView<'a> {
         let name = text(raw).ok_or_else(|| fault("model must be a string"))?;
         if name.is_empty() {
             return Err(fault("model must not be empty"));
+        }
+        if name.len() > MODEL_NAME_LENGTH_MAX {
+            return Err(fault("model is longer than any model's name"));
         }
         Ok(name)
     }
@@ -320,6 +326,12 @@ mod tests {
                 "{body}"
             );
         }
+    }
+
+    #[test]
+    fn an_endless_model_name_is_refused() {
+        let body = format!(r#"{{"model":"{}"}}"#, "x".repeat(300));
+        assert!(view(&body).model().is_err());
     }
 
     #[test]

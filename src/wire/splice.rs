@@ -1,10 +1,11 @@
 //! Changes single values of a JSON text and leaves every other byte as it was, so that the order
 //! of keys, the digits of numbers and the client's own spacing survive.
 
-use crate::sse::{Edit, data_event, data_of};
+use crate::sse::{Edit, data_of};
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use std::borrow::Cow;
 
 /// Replaces `part`, a slice of `whole`, by `new`.
 ///
@@ -165,9 +166,10 @@ impl AnswerEdit {
             return Edit::Drop;
         }
         match (&self.model, answer.model) {
-            (Some(new), Some(old)) if old.get() != new => {
-                let json = replace(&data, old.get().as_bytes(), new.as_bytes());
-                Edit::Replace(data_event(&json))
+            // in place, so that other fields of the event stay; data in several lines is no JSON of
+            // an engine's
+            (Some(new), Some(old)) if old.get() != new && matches!(data, Cow::Borrowed(_)) => {
+                Edit::Replace(replace(event, old.get().as_bytes(), new.as_bytes()))
             }
             _ => Edit::Keep,
         }

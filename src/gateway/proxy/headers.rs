@@ -33,7 +33,7 @@ const OWN_PREFIX: &str = "x-tidegate-";
 
 /// The headers that a backend gets; `Authorization` is set later, by backend.
 pub fn to_backend(client: &ClientHeaders, request_id: &str) -> HeaderMap {
-    let named = named_in_connection(client.get("connection").map(|value| value.as_bytes()));
+    let named = named_in_connection(client.get_all("connection").map(|value| value.as_bytes()));
     let mut headers = HeaderMap::with_capacity(client.len() + 2);
     for (name, value) in client {
         let name = name.as_str();
@@ -56,7 +56,12 @@ pub fn to_backend(client: &ClientHeaders, request_id: &str) -> HeaderMap {
 
 /// Calls `pass` with each header of a backend's answer that the client gets.
 pub fn to_client(backend: &HeaderMap, mut pass: impl FnMut(&str, &[u8])) {
-    let named = named_in_connection(backend.get("connection").map(HeaderValue::as_bytes));
+    let named = named_in_connection(
+        backend
+            .get_all("connection")
+            .iter()
+            .map(HeaderValue::as_bytes),
+    );
     for (name, value) in backend {
         let name = name.as_str();
         if !is_dropped(name, &named) && !NOT_FOR_CLIENTS.contains(&name) {
@@ -71,10 +76,10 @@ fn is_dropped(name: &str, named: &[String]) -> bool {
         || named.iter().any(|other| other == name)
 }
 
-fn named_in_connection(connection: Option<&[u8]>) -> Vec<String> {
-    let text = connection.and_then(|value| std::str::from_utf8(value).ok());
-    let names = text.unwrap_or_default().split(',');
-    names
+fn named_in_connection<'a>(lines: impl Iterator<Item = &'a [u8]>) -> Vec<String> {
+    let lines = lines.filter_map(|line| std::str::from_utf8(line).ok());
+    lines
+        .flat_map(|line| line.split(','))
         .map(|name| name.trim().to_ascii_lowercase())
         .filter(|name| !name.is_empty())
         .collect()
@@ -108,7 +113,9 @@ mod tests {
         let mut client = ClientHeaders::new();
         for (name, value) in [
             ("connection", "close, X-Secret-Hop"),
+            ("connection", "x-second-line"),
             ("x-secret-hop", "1"),
+            ("x-second-line", "1"),
             ("host", "gateway"),
             ("content-length", "5"),
             ("transfer-encoding", "chunked"),

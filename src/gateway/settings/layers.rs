@@ -66,6 +66,14 @@ pub fn merge(sources: &[Source], environment: &Environment) -> Result<Value, Fau
     }
 }
 
+fn is_name(text: &str) -> bool {
+    let mut bytes = text.bytes();
+    let first = bytes
+        .next()
+        .is_some_and(|b| b.is_ascii_alphabetic() || b == b'_');
+    first && bytes.all(|b| b.is_ascii_alphanumeric() || b == b'_')
+}
+
 struct Fill<'a> {
     environment: &'a Environment,
     faults: Vec<Fault>,
@@ -133,6 +141,13 @@ impl Fill<'_> {
                 return out;
             };
             let inside = &rest[at + 2..at + end];
+            if !is_name(inside.split(":-").next().unwrap_or_default()) || inside.contains("${") {
+                let message = format!(
+                    "holds `${{{inside}}}`, which is neither ${{NAME}} nor ${{NAME:-default}}; defaults cannot be nested, and $${{ stands for a literal ${{"
+                );
+                self.faults.push(Fault::new(path, message));
+                return out;
+            }
             match self.lookup(inside) {
                 Some(value) => out.push_str(&value),
                 None => {

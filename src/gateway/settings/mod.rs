@@ -157,6 +157,9 @@ fn read(root: &Section<'_>) -> Settings {
     }
 }
 
+/// Ring points of one backend and model: 16 bytes each, sorted whenever backends change.
+const RING_POINTS_MAX: u64 = 200_000;
+
 /// Rules that join sections.
 fn check_together(settings: &Settings, faults: &mut Vec<Fault>, warnings: &mut Vec<Fault>) {
     backends::check(&settings.backends, faults);
@@ -168,6 +171,20 @@ fn check_together(settings: &Settings, faults: &mut Vec<Fault>, warnings: &mut V
     settings
         .disaggregated_serving
         .check(&settings.backends, faults, warnings);
+    for (i, backend) in settings.backends.iter().enumerate() {
+        if backend.models.is_empty() && !settings.health_checks.enabled {
+            let path = format!("backends[{i}].models");
+            faults.push(Fault::new(
+                path,
+                "is required when health_checks.enabled is false: nobody asks the backend",
+            ));
+        }
+        let points = u64::from(backend.weight) * u64::from(settings.prefix_routing.virtual_nodes);
+        if points > RING_POINTS_MAX {
+            let path = format!("backends[{i}].weight");
+            faults.push(Fault::new(path, format!("times prefix_routing.virtual_nodes makes {points} ring points, more than {RING_POINTS_MAX}")));
+        }
+    }
     for (alias, target) in &settings.model_aliases {
         if settings.model_aliases.contains_key(target) {
             let path = format!("model_aliases.{alias}");

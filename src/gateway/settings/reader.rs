@@ -512,8 +512,8 @@ pub fn redact_url(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return url.to_owned();
     };
-    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-    match rest[..end].rfind('@') {
+    // the last @ of all: an unescaped / or ? in a password must not end the search
+    match rest.rfind('@') {
         Some(at) => format!("{scheme}://{MASK}@{}", &rest[at + 1..]),
         None => url.to_owned(),
     }

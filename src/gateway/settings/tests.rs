@@ -227,6 +227,25 @@ fn an_empty_secret_is_a_fault_and_defaults_and_escapes_work() {
 }
 
 #[test]
+fn what_is_no_plain_variable_is_a_fault_and_not_a_wrong_value() {
+    for value in ["${A:-${B}}", "${}", "${A B}", "${A", "${1A}"] {
+        let text = format!("backends: [{{name: a, url: 'http://a', api_key: '{value}'}}]");
+        let loaded = load(&[source(&text)], &environment(&[("A", "x"), ("B", "y")]));
+        let faults = loaded.expect_err(value);
+        assert_eq!(faults.0[0].path, "backends[0].api_key", "{value}");
+    }
+}
+
+#[test]
+fn a_backend_whose_models_nobody_would_ask_for_is_a_fault() {
+    let found = faults(&format!("{ONE}health_checks: {{enabled: false}}"));
+    assert!(
+        found[0].starts_with("backends[0].models: is required"),
+        "{found:?}"
+    );
+}
+
+#[test]
 fn a_variables_value_arrives_byte_for_byte_whatever_it_holds() {
     for value in [
         "p@ss: #1 \"q\" {x}",

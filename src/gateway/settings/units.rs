@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// Longer ones are a slip, and could not be added to a point in time.
+const DURATION_MAX: Duration = Duration::from_secs(10 * 365 * 86_400);
+
 /// Parses a duration; the unit is required.
 pub fn duration(text: &str) -> Option<Duration> {
     let (number, unit) = split(text)?;
@@ -13,7 +16,9 @@ pub fn duration(text: &str) -> Option<Duration> {
         "d" => number * 86_400.0,
         _ => return None,
     };
-    Duration::try_from_secs_f64(seconds).ok()
+    Duration::try_from_secs_f64(seconds)
+        .ok()
+        .filter(|duration| *duration <= DURATION_MAX)
 }
 
 /// Parses a size in bytes; without a unit it is bytes.
@@ -91,7 +96,16 @@ mod tests {
             assert_eq!(parsed.as_millis(), ms, "{text}");
             assert_eq!(duration(&show_duration(parsed)), Some(parsed));
         }
-        for text in ["15", "s", "-3s", "1w", "", "1.2.3s", "15 seconds"] {
+        for text in [
+            "15",
+            "s",
+            "-3s",
+            "1w",
+            "",
+            "1.2.3s",
+            "15 seconds",
+            "99999999999999d",
+        ] {
             assert_eq!(duration(text), None, "{text}");
         }
         assert_eq!(size("1MiB"), Some(1 << 20));

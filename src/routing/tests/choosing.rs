@@ -474,6 +474,23 @@ fn a_half_open_worker_gets_the_first_request_and_no_second_while_its_probe_is_ou
     );
     loads.probes_taken = true;
     assert_eq!(chooser.name(&view, &loads, &ANY), "b");
+    loads.probes_taken = false;
+    let resting = Load {
+        resting: true,
+        ..Load::default()
+    };
+    loads.loads.insert(0, resting);
+    assert_eq!(
+        chooser.name(&view, &loads, &ANY),
+        "b",
+        "it asked for patience"
+    );
+    view.backends[1].draining = true;
+    assert_eq!(
+        chooser.name(&view, &loads, &ANY),
+        "a",
+        "but somebody must be asked"
+    );
 }
 
 #[test]
