@@ -130,23 +130,25 @@ pub async fn run(
         }
         Err(_) => {
             attempt.end(Outcome::Failure);
-            return Err(no_first_byte(first_byte_timeout, &name));
+            return Err(silent(
+                ErrorKind::FirstByteTimeout,
+                first_byte_timeout,
+                &name,
+            ));
         }
     };
     drop(outgoing);
-    let reading = async {
-        if !reply.status.is_success() {
-            return Err(failed_status(reply, attempt, &name).await);
-        }
-        if headers::is_event_stream(&reply.headers) {
-            return open_stream(reply, attempt, worker, &name).await;
-        }
-        attempt.in_flight().first_byte(None);
-        read_whole(reply, attempt, worker, &name).await
+    let patience = Patience {
+        first_byte: (deadline, first_byte_timeout),
+        idle: upstream.idle_timeout,
     };
-    let opened = match tokio::time::timeout_at(deadline, reading).await {
-        Ok(opened) => opened,
-        Err(_) => Err(no_first_byte(first_byte_timeout, &name)),
+    let opened = if !reply.status.is_success() {
+        Err(failed_status(reply, attempt, &patience, &name).await)
+    } else if headers::is_event_stream(&reply.headers) {
+        open_stream(reply, attempt, (&patience, worker), &name).await
+    } else {
+        attempt.in_flight().first_byte(None);
+        read_whole(reply, attempt, (&patience, worker), &name).await
     };
     if opened.is_ok() {
         report.first_byte();
@@ -197,37 +199,84 @@ fn not_sent(error: SendError, backend: &str) -> Setback {
     }
 }
 
-fn no_first_byte(limit: Duration, backend: &str) -> Setback {
+fn silent(kind: ErrorKind, limit: Duration, backend: &str) -> Setback {
+    let limit_s = limit.as_secs_f64();
     warn!(
         backend,
-        limit_s = limit.as_secs_f64(),
-        "no first byte in time"
+        kind = kind.as_str(),
+        limit_s,
+        "backend was silent for too long"
     );
-    let what = format!("sent no first byte within {} s", limit.as_secs_f64());
+    let what = match kind {
+        ErrorKind::IdleTimeout => format!("sent nothing for {limit_s} s"),
+        _ => format!("sent no first byte within {limit_s} s"),
+    };
     Setback {
         why: Why::FirstByteTimeout,
-        kind: ErrorKind::FirstByteTimeout,
-        answer: Given::Ours(refusal(ErrorKind::FirstByteTimeout, backend, &what)),
+        kind,
+        answer: Given::Ours(refusal(kind, backend, &what)),
     }
 }
 
-/// Reads up to `limit` bytes. `Err` when the connection broke; the flag says whether it ended.
-async fn collect(reply: &mut Reply, limit: usize) -> Result<(Bytes, bool), hyper::Error> {
-    let Some(first) = reply.body.chunk().await.transpose()? else {
+/// How long a backend may be silent: before its answer begins, and within it. A long answer that
+/// flows is never cut.
+struct Patience {
+    first_byte: (tokio::time::Instant, Duration),
+    idle: Duration,
+}
+
+/// Why an answer could not be read on.
+enum Interrupted {
+    /// The connection broke.
+    Broken(hyper::Error),
+    /// Nothing came in time.
+    Silent(ErrorKind, Duration),
+}
+
+impl Patience {
+    /// A chunk of what counts as the beginning.
+    async fn first(&self, reply: &mut Reply) -> Result<Option<Bytes>, Interrupted> {
+        let (deadline, limit) = self.first_byte;
+        let silent = Interrupted::Silent(ErrorKind::FirstByteTimeout, limit);
+        chunk_by(deadline, reply).await.ok_or(silent)?
+    }
+
+    /// A chunk of the rest.
+    async fn next(&self, reply: &mut Reply) -> Result<Option<Bytes>, Interrupted> {
+        let deadline = tokio::time::Instant::now() + self.idle;
+        let silent = Interrupted::Silent(ErrorKind::IdleTimeout, self.idle);
+        chunk_by(deadline, reply).await.ok_or(silent)?
+    }
+}
+
+async fn chunk_by(
+    deadline: tokio::time::Instant,
+    reply: &mut Reply,
+) -> Option<Result<Option<Bytes>, Interrupted>> {
+    let chunk = tokio::time::timeout_at(deadline, reply.body.chunk()).await;
+    Some(chunk.ok()?.transpose().map_err(Interrupted::Broken))
+}
+
+/// Reads up to `limit` bytes; the flag says whether the answer has ended.
+async fn collect(
+    reply: &mut Reply,
+    limit: usize,
+    patience: &Patience,
+) -> Result<(Bytes, bool), Interrupted> {
+    let Some(first) = patience.first(reply).await? else {
         return Ok((Bytes::new(), true));
     };
-    // most answers are one chunk: look for the end before anything is copied
-    let Some(second) = (if first.len() < limit {
-        reply.body.chunk().await.transpose()?
-    } else {
+    if first.len() >= limit {
         return Ok((first, false));
-    }) else {
+    }
+    // most answers are one chunk: look for the end before anything is copied
+    let Some(second) = patience.next(reply).await? else {
         return Ok((first, true));
     };
     let mut all = BytesMut::from(&first[..]);
     all.extend_from_slice(&second);
     while all.len() < limit {
-        match reply.body.chunk().await.transpose()? {
+        match patience.next(reply).await? {
             Some(chunk) => all.extend_from_slice(&chunk),
             None => return Ok((all.freeze(), true)),
         }
@@ -236,8 +285,13 @@ async fn collect(reply: &mut Reply, limit: usize) -> Result<(Bytes, bool), hyper
 }
 
 /// An answer that is no success: the engine's own words are kept for the client.
-async fn failed_status(mut reply: Reply, attempt: Attempt, backend: &str) -> Setback {
-    let collected = collect(&mut reply, ERROR_BODY_MAX).await;
+async fn failed_status(
+    mut reply: Reply,
+    attempt: Attempt,
+    patience: &Patience,
+    backend: &str,
+) -> Setback {
+    let collected = collect(&mut reply, ERROR_BODY_MAX, patience).await;
     let (status, headers) = (reply.status, reply.headers);
     let body = collected.map_or_else(|_| Bytes::new(), |(body, _)| body);
     let retry_after = headers::retry_after(&headers);
@@ -306,14 +360,14 @@ async fn failed_status(mut reply: Reply, attempt: Attempt, backend: &str) -> Set
 async fn open_stream(
     mut reply: Reply,
     mut attempt: Attempt,
-    worker: &Rc<Worker>,
+    (patience, worker): (&Patience, &Rc<Worker>),
     backend: &str,
 ) -> Result<Opened, Setback> {
     let mut first = BytesMut::new();
     let mut boundaries = Boundaries::default();
     let event_end = loop {
-        match reply.body.chunk().await {
-            Some(Ok(chunk)) => {
+        match patience.first(&mut reply).await {
+            Ok(Some(chunk)) => {
                 let before = first.len();
                 first.extend_from_slice(&chunk);
                 if let Some(end) = boundaries.next_end(&chunk) {
@@ -323,11 +377,16 @@ async fn open_stream(
                     break first.len();
                 }
             }
+            Err(Interrupted::Silent(kind, limit)) => {
+                attempt.end(Outcome::Failure);
+                return Err(silent(kind, limit, backend));
+            }
             ended => {
                 attempt.end(Outcome::Failure);
-                let source = ended.map_or(String::new(), |e| {
-                    e.map_or_else(|e| e.to_string(), |_| String::new())
-                });
+                let source = match ended {
+                    Err(Interrupted::Broken(error)) => error.to_string(),
+                    _ => String::new(),
+                };
                 warn!(backend, source, "stream ended before its first event");
                 let kind = ErrorKind::StreamCut;
                 let answer = Given::Ours(refusal(
@@ -411,7 +470,7 @@ fn first_event_error(
 async fn read_whole(
     mut reply: Reply,
     attempt: Attempt,
-    worker: &Rc<Worker>,
+    (patience, worker): (&Patience, &Rc<Worker>),
     backend: &str,
 ) -> Result<Opened, Setback> {
     let bad = |what: &str, kind: ErrorKind, why: Why| {
@@ -427,9 +486,13 @@ async fn read_whole(
             answer: Given::Ours(refusal(kind, backend, what)),
         }
     };
-    let (body, ended) = match collect(&mut reply, HELD_ANSWER_MAX).await {
+    let (body, ended) = match collect(&mut reply, HELD_ANSWER_MAX, patience).await {
         Ok(collected) => collected,
-        Err(_) => {
+        Err(Interrupted::Silent(kind, limit)) => {
+            attempt.end(Outcome::Failure);
+            return Err(silent(kind, limit, backend));
+        }
+        Err(Interrupted::Broken(_)) => {
             attempt.end(Outcome::Failure);
             return Err(bad(
                 "closed the connection within its answer",

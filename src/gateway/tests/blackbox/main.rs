@@ -1,0 +1,9 @@
+//! The gateway as clients and engines meet it: real sockets on both sides, the settings as an
+//! operator writes them, and nothing of its insides but the counters that must return to zero.
+
+#![allow(clippy::unwrap_used)] // all of this is a test
+
+mod support;
+
+mod smoke;
+mod streaming;
