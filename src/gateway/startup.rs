@@ -18,6 +18,7 @@ use routing::breaker::BreakerRules;
 use routing::choose::ChoiceRules;
 use routing::health::HealthRules;
 use routing::retry::RetryBudget;
+use socket2::TcpKeepalive;
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -28,6 +29,8 @@ use tracing::{error, info, warn};
 
 /// How often idle upstream connections are looked through.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// A silent client connection is probed by the kernel after this.
+const CLIENT_PROBE_AFTER: Duration = Duration::from_secs(15);
 /// For cut streams to send their last event, and for connections to close.
 const CLOSING_TIME: Duration = Duration::from_secs(2);
 /// How often a drain looks whether requests have ended.
@@ -235,6 +238,13 @@ fn limit_unread(stream: &TcpStream, timeout: Duration) {
     let socket = socket2::SockRef::from(stream);
     if let Err(error) = socket.set_tcp_user_timeout(Some(timeout)) {
         warn!(%error, "cannot set client_write_timeout on a connection");
+    }
+    // while nothing is being written, only this shows that a client has vanished without a word
+    let keepalive = TcpKeepalive::new()
+        .with_time(CLIENT_PROBE_AFTER)
+        .with_interval(CLIENT_PROBE_AFTER);
+    if let Err(error) = socket.set_tcp_keepalive(&keepalive) {
+        warn!(%error, "cannot set keepalive on a connection");
     }
 }
 

@@ -7,6 +7,7 @@ use super::{request_id, worker};
 use crate::gateway::{Phase, Worker};
 use crate::proxy::{self, Call, headers};
 use crate::telemetry::report::Report;
+use actix_web::http::header::{HeaderName, HeaderValue};
 use actix_web::web::Payload;
 use actix_web::{HttpRequest, HttpResponse};
 use bytes::Bytes;
@@ -47,7 +48,19 @@ pub fn refuse(refusal: Refusal, mut report: Report) -> HttpResponse {
     report.error(by, kind);
     report.status(refusal.status().as_u16());
     report.complete();
-    refusal.response(&report.request_id)
+    let mut response = refusal.response(&report.request_id);
+    if let Some(backend) = &report.backend {
+        let headers = response.headers_mut();
+        for (name, value) in [
+            ("x-tidegate-backend", &**backend),
+            ("x-tidegate-route", report.decision),
+        ] {
+            if let Ok(value) = HeaderValue::from_str(value) {
+                headers.insert(HeaderName::from_static(name), value);
+            }
+        }
+    }
+    response
 }
 
 /// What is to be asked of a backend.

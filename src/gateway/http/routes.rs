@@ -77,6 +77,14 @@ impl ApiRoute {
         }
     }
 
+    /// Whether it answers with one of OpenAI's objects.
+    pub fn answers_openai(self) -> bool {
+        matches!(
+            self,
+            ApiRoute::Chat | ApiRoute::Completions | ApiRoute::Embeddings
+        )
+    }
+
     /// Whether its streams end with `data: [DONE]`, and usage can be asked for.
     pub fn is_openai_stream(self) -> bool {
         matches!(self, ApiRoute::Chat | ApiRoute::Completions)

@@ -6,6 +6,7 @@ use super::attempt::Attempt;
 use super::{Call, headers, verdict};
 use crate::gateway::Worker;
 use crate::http::error::{By, ErrorKind, Refusal};
+use crate::telemetry::names;
 use crate::telemetry::report::Report;
 use crate::upstream::ReplyBody;
 use actix_web::HttpResponse;
@@ -15,10 +16,11 @@ use actors::backend::Outcome;
 use bytes::{Bytes, BytesMut};
 use futures_util::future::LocalBoxFuture;
 use hyper::{HeaderMap, StatusCode};
+use metrics::counter;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::time::Sleep;
 use tracing::warn;
 use verdict::Said;
@@ -43,7 +45,7 @@ pub enum Opened {
         usage: Option<Usage>,
     },
     /// The rest is to be read.
-    Stream(StreamParts),
+    Stream(Box<StreamParts>),
 }
 
 /// A stream, or a long answer, whose beginning has been read.
@@ -79,7 +81,7 @@ impl Opened {
                 }
                 whole((status, &headers), call.edit.json(&body), report)
             }
-            Opened::Stream(parts) => stream(parts, call, report),
+            Opened::Stream(parts) => stream(*parts, call, report),
         }
     }
 }
@@ -123,7 +125,7 @@ fn stream(mut parts: StreamParts, call: &Call, mut report: Report) -> HttpRespon
         if !parts.headers.contains_key("cache-control") {
             response.insert_header(("cache-control", "no-cache, no-transform"));
         }
-        let ttft = report.first_byte();
+        let ttft = parts.attempt.sent.elapsed();
         parts.attempt.in_flight().first_byte(Some(ttft));
         parts.attempt.handles().ttft.record(ttft.as_secs_f64());
     }
@@ -137,13 +139,18 @@ fn stream(mut parts: StreamParts, call: &Call, mut report: Report) -> HttpRespon
         edit: call.edit.clone(),
         needs_end: call.route.is_openai_stream(),
         finished: false,
+        done: false,
         error: None,
     });
     let idle_timeout = parts.worker.gateway.settings.upstream.idle_timeout;
+    let server = &parts.worker.gateway.settings.server;
     response.body(AnswerBody {
+        client_write_timeout: server.client_write_timeout,
         cutting: Box::pin(parts.worker.gateway.phase.cutting()),
         idle: Box::pin(tokio::time::sleep(idle_timeout)),
         last_chunk: now(),
+        waited: false,
+        offered: None,
         idle_timeout,
         first: Some(parts.first),
         length,
@@ -172,17 +179,18 @@ struct Events {
     edit: AnswerEdit,
     needs_end: bool,
     finished: bool,
+    done: bool,
     error: Option<Option<StatusCode>>,
 }
 
 impl Events {
     /// Reads along; answers the bytes to send.
     fn pass(&mut self, chunk: Bytes, report: &mut Report) -> Bytes {
-        let (finished, error) = (&mut self.finished, &mut self.error);
+        let (finished, done, error) = (&mut self.finished, &mut self.done, &mut self.error);
         self.scanner.feed(&chunk, |event| {
             let Event::Whole(event) = event else { return };
             match verdict::of_event(event) {
-                Said::Done => *finished = true,
+                Said::Done => (*finished, *done) = (true, true),
                 Said::Finished(usage) => {
                     *finished = true;
                     usage.into_iter().for_each(|usage| report.usage(usage));
@@ -217,8 +225,13 @@ struct AnswerBody {
     length: Option<u64>,
     report: Option<Report>,
     idle: Pin<Box<Sleep>>,
-    idle_timeout: std::time::Duration,
+    idle_timeout: Duration,
+    client_write_timeout: Duration,
     last_chunk: Instant,
+    /// Whether the backend was waited for since the last chunk.
+    waited: bool,
+    /// When the client was last given bytes, while it has not come back for more.
+    offered: Option<Instant>,
     cutting: LocalBoxFuture<'static, ()>,
 }
 
@@ -239,7 +252,8 @@ impl AnswerBody {
         let at = now();
         if let Some(running) = &mut self.running {
             running.attempt.in_flight().progress();
-            if self.events.is_some() {
+            // without a wait, the gap is the client's: it was slow to take the last chunk
+            if self.events.is_some() && std::mem::take(&mut self.waited) {
                 let gap = at.saturating_duration_since(self.last_chunk);
                 running.attempt.handles().itl.record(gap.as_secs_f64());
             }
@@ -261,15 +275,7 @@ impl AnswerBody {
                     "ended the stream before the answer was finished",
                 );
             }
-            Some(code) => {
-                let by_client = code.is_some_and(|code| code.is_client_error());
-                let outcome = if by_client {
-                    Outcome::ClientError
-                } else {
-                    Outcome::Failure
-                };
-                self.settle(outcome, Some(ErrorKind::InStreamError));
-            }
+            Some(code) => self.settle(verdict::of_code(code), Some(ErrorKind::InStreamError)),
             None => self.settle(Outcome::Success, None),
         }
         let rest = self
@@ -280,6 +286,11 @@ impl AnswerBody {
             .map(EventEditor::finish)
             .filter(|rest| !rest.is_empty());
         rest.map(Ok)
+    }
+
+    fn is_finished(&self) -> bool {
+        let events = self.events.as_ref();
+        events.is_some_and(|events| events.needs_end && events.done && events.error.is_none())
     }
 
     fn settle(&mut self, outcome: Outcome, error: Option<ErrorKind>) {
@@ -363,6 +374,25 @@ impl MessageBody for AnswerBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, Self::Error>>> {
         let this = &mut *self;
+        let next = this.poll_bytes(cx);
+        this.offered = matches!(next, Poll::Ready(Some(Ok(_)))).then(now);
+        next
+    }
+}
+
+/// A client that took nothing for `client_write_timeout` was dropped by the kernel.
+impl Drop for AnswerBody {
+    fn drop(&mut self) {
+        let stalled = self.offered.map(|at| now().saturating_duration_since(at));
+        if self.report.is_some() && stalled.is_some_and(|time| time >= self.client_write_timeout) {
+            counter!(names::CLIENT_WRITE_TIMEOUTS).increment(1);
+        }
+    }
+}
+
+impl AnswerBody {
+    fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BrokenAnswer>>> {
+        let this = self;
         loop {
             if let Some(first) = this.first.take() {
                 this.last_chunk = now();
@@ -382,6 +412,8 @@ impl MessageBody for AnswerBody {
                         return Poll::Ready(Some(Ok(out)));
                     }
                 }
+                // everything had been said: a missing last chunk is no loss
+                Poll::Ready(Some(Err(_))) if this.is_finished() => return Poll::Ready(this.end()),
                 Poll::Ready(Some(Err(_))) => {
                     return Poll::Ready(this.fail(
                         ErrorKind::StreamCut,
@@ -390,6 +422,7 @@ impl MessageBody for AnswerBody {
                 }
                 Poll::Ready(None) => return Poll::Ready(this.end()),
                 Poll::Pending => {
+                    this.waited = true;
                     if this.cutting.as_mut().poll(cx).is_ready() {
                         return Poll::Ready(this.cut());
                     }

@@ -4,6 +4,8 @@
 mod answer;
 mod attempt;
 pub mod headers;
+mod patience;
+mod setback;
 mod verdict;
 
 use crate::gateway::{BufferedBytes, Worker};
@@ -13,12 +15,13 @@ use crate::telemetry::names;
 use crate::telemetry::report::Report;
 use actix_web::HttpResponse;
 use actors::router::{Placement, Route};
-use attempt::Setback;
+use answer::Opened;
 use bytes::Bytes;
 use hyper::HeaderMap;
 use metrics::counter;
 use routing::choose::{NoBackend, Reason};
 use routing::ids::{BackendId, PrefixKey, SessionKey};
+use setback::Setback;
 use std::rc::Rc;
 use std::sync::Arc;
 use wire::splice::AnswerEdit;
@@ -45,42 +48,61 @@ pub struct Call {
     pub edit: AnswerEdit,
 }
 
-/// Serves a request; the report moves into the answer's body.
+/// How the attempts ended.
+enum Answer {
+    /// With an answer to pass on.
+    Opened(Opened),
+    /// With a failure that is not tried again.
+    GivenUp(Setback),
+    /// Without an attempt.
+    Refused(Refusal),
+}
+
+/// Serves a request; the report moves into the answer's body. A request that still waits when
+/// the process must end is told so.
 pub async fn serve(call: Call, worker: Rc<Worker>, mut report: Report) -> HttpResponse {
+    let cutting = worker.gateway.phase.cutting();
+    let answer = tokio::select! {
+        biased;
+        answer = attempts(&call, &worker, &mut report) => answer,
+        () = cutting => Answer::Refused(Refusal::Draining),
+    };
+    match answer {
+        Answer::Opened(opened) => opened.response(&call, report),
+        Answer::GivenUp(setback) => setback.response(report),
+        Answer::Refused(refusal) => crate::http::refuse(refusal, report),
+    }
+}
+
+/// The retry loop.
+async fn attempts(call: &Call, worker: &Rc<Worker>, report: &mut Report) -> Answer {
     worker.budget.borrow_mut().earn();
     let mut tried = Vec::new();
     let mut setback: Option<Setback> = None;
     loop {
-        let placement = match place(&call, &worker, &tried).await {
+        let placement = match place(call, worker, &tried).await {
             Ok(placement) => placement,
             // nobody else can: the first failure says more than "nobody else"
-            Err(refusal) => return given_up(setback, refusal, report),
+            Err(refusal) => return setback.map_or(Answer::Refused(refusal), Answer::GivenUp),
         };
         if let Some(failed) = setback.take() {
-            if !may_retry(&worker, &failed) {
-                return failed.response(report);
+            if !may_retry(worker, &failed) {
+                return Answer::GivenUp(failed);
             }
-            pause(&worker).await;
+            pause(worker).await;
         }
-        note(&worker, &placement, &mut report);
+        note(worker, &placement, report);
         tried.push(placement.in_flight.backend().id);
-        match attempt::run(&call, &worker, placement, &mut report).await {
-            Ok(opened) => return opened.response(&call, report),
+        match attempt::run(call, worker, placement, report).await {
+            Ok(opened) => return Answer::Opened(opened),
             Err(failed) => {
                 let more = tried.len() < worker.gateway.settings.retry.max_attempts as usize;
                 if !more || !failed.why.is_retryable() {
-                    return failed.response(report);
+                    return Answer::GivenUp(failed);
                 }
                 setback = Some(failed);
             }
         }
-    }
-}
-
-fn given_up(setback: Option<Setback>, refusal: Refusal, report: Report) -> HttpResponse {
-    match setback {
-        Some(setback) => setback.response(report),
-        None => crate::http::refuse(refusal, report),
     }
 }
 

@@ -32,6 +32,15 @@ pub fn of_status(status: StatusCode, has_retry_after: bool, says_more: bool) -> 
     }
 }
 
+/// Judges an error within a 200 by the status that it names itself; without one the engine failed.
+pub fn of_code(code: Option<StatusCode>) -> Outcome {
+    match code.map(|code| code.as_u16()) {
+        Some(429 | 503) => Outcome::Backpressure,
+        Some(400..=499) => Outcome::ClientError,
+        _ => Outcome::Failure,
+    }
+}
+
 #[derive(Deserialize)]
 struct Answer<'a> {
     #[serde(borrow, default)]
@@ -47,12 +56,23 @@ pub enum Body {
     Good(Option<Usage>),
     /// An error within a success, with its own idea of a status.
     Error(Option<StatusCode>),
-    /// Not a JSON object.
+    /// Not what the path answers with.
     NotJson,
 }
 
-/// Reads a whole answer.
-pub fn of_body(body: &[u8]) -> Body {
+/// Reads a whole answer. `is_openai`: the path answers with an object, in which `error` means that
+/// there is no answer; other paths have their own shapes, and need only be JSON.
+pub fn of_body(body: &[u8], is_openai: bool) -> Body {
+    if !is_openai {
+        let usage = serde_json::from_slice::<Answer<'_>>(body).ok();
+        return match serde_json::from_slice::<serde::de::IgnoredAny>(body) {
+            Ok(_) => Body::Good(usage.and_then(|answer| answer.usage)),
+            Err(_) => Body::NotJson,
+        };
+    }
+    if body.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'{') {
+        return Body::NotJson; // a struct would also be read from a list
+    }
     match serde_json::from_slice::<Answer<'_>>(body) {
         Ok(Answer {
             error: Some(error), ..
@@ -202,6 +222,7 @@ mod tests {
 
     #[test]
     fn an_answer_is_a_json_object_without_an_error() {
+        let of_body = |body| of_body(body, true);
         assert_eq!(of_body(b"{\"choices\":[]}"), Body::Good(None));
         assert_eq!(of_body(b"{\"usage\":7}"), Body::Good(None));
         assert_eq!(
@@ -221,6 +242,27 @@ mod tests {
             (usage.prompt_tokens, usage.prompt_tokens_details),
             (3, None)
         );
+    }
+
+    #[test]
+    fn other_paths_need_only_answer_with_json() {
+        for body in [
+            &b"[{\"score\":0.5}]"[..],
+            b"{\"error\":null}",
+            b"{\"error\":{}}",
+        ] {
+            assert_eq!(of_body(body, false), Body::Good(None));
+        }
+        assert_eq!(of_body(b"<html>", false), Body::NotJson);
+    }
+
+    #[test]
+    fn an_error_within_a_success_is_judged_by_its_own_code() {
+        let outcome = |code: u16| of_code(StatusCode::from_u16(code).ok());
+        assert_eq!(outcome(400), Outcome::ClientError);
+        assert_eq!(outcome(429), Outcome::Backpressure);
+        assert_eq!(outcome(500), Outcome::Failure);
+        assert_eq!(of_code(None), Outcome::Failure);
     }
 
     #[test]

@@ -125,7 +125,7 @@ fn read(root: &Section<'_>) -> Settings {
         "The request header that names a session, for ConsistentHash.",
     );
     let prefix_routing = PrefixSettings::read(&root.section("prefix_routing", "Requests that begin alike meet on one backend, until it has more than its share (consistent hashing with bounded loads)."));
-    let model_aliases = root.map("model_aliases", "Names that clients may use, and the model that serves each. Answers carry the name that the client used.");
+    let model_aliases = root.map("model_aliases", "Names that clients may use, and the model that serves each. The top-level `model` of answers and chunks carries the name that the client used.");
     let upstream = UpstreamSettings::read(&root.section("upstream", "Connections to backends. There is no total timeout: a stream may last as long as it flows."));
     let retry = RetrySettings::read(&root.section(
         "retry",

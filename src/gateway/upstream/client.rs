@@ -25,12 +25,20 @@ pub struct ClientSettings {
     pub max_idle_per_backend: usize,
 }
 
+/// A closed connection shows itself at the first write or read on it.
+const STALE_SHOWS_WITHIN: Duration = Duration::from_secs(1);
+/// Linux: ENFILE, EMFILE, EADDRINUSE, EADDRNOTAVAIL, ENOBUFS, ENOMEM. Not the backend's fault.
+const OUR_OWN_ERRORS: [i32; 6] = [23, 24, 98, 99, 105, 12];
+
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum SendError {
     /// Refused, unreachable or unknown.
     #[error("connect")]
     Connect(#[source] std::io::Error),
+    /// This process or machine has run out of something.
+    #[error("no socket")]
+    Local(#[source] std::io::Error),
     /// No connection within the timeout.
     #[error("connect timed out")]
     ConnectTimeout,
@@ -93,8 +101,12 @@ impl Client {
     ) -> Result<Reply, SendError> {
         if let Some(connection) = self.take_idle(url) {
             counts.reused.fetch_add(1, Relaxed);
+            let sent = now();
             match self.send_over(connection, url, outgoing).await {
-                Err(SendError::Broken(_)) => counts.stale.fetch_add(1, Relaxed),
+                // later than that, the request itself may be what broke it
+                Err(SendError::Broken(_)) if now() - sent < STALE_SHOWS_WITHIN => {
+                    counts.stale.fetch_add(1, Relaxed)
+                }
                 settled => return settled,
             };
         }
@@ -103,7 +115,10 @@ impl Client {
         let connection = tokio::time::timeout(self.0.settings.connect_timeout, open)
             .await
             .map_err(|_| SendError::ConnectTimeout)?
-            .map_err(SendError::Connect)?;
+            .map_err(|error| match error.raw_os_error() {
+                Some(code) if OUR_OWN_ERRORS.contains(&code) => SendError::Local(error),
+                _ => SendError::Connect(error),
+            })?;
         self.send_over(connection, url, outgoing).await
     }
 

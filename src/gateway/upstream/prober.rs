@@ -45,6 +45,11 @@ impl HttpProber {
     }
 }
 
+fn is_nobody_there(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{ConnectionRefused, ConnectionReset};
+    matches!(error.kind(), ConnectionRefused | ConnectionReset)
+}
+
 /// The `Authorization` header for a backend that has a key of its own.
 pub fn bearer(spec: &BackendSpec) -> Option<HeaderValue> {
     let key = spec.api_key.as_ref()?;
@@ -62,8 +67,10 @@ impl Prober for HttpProber {
             match answer {
                 Ok(Ok(reply)) if reply.status.is_success() => Probe::Ok,
                 Ok(Ok(reply)) => Probe::BadStatus(reply.status.as_u16()),
-                Ok(Err(SendError::ConnectTimeout)) | Err(_) => Probe::TimedOut,
-                Ok(Err(_)) => Probe::Refused,
+                Ok(Err(SendError::Connect(error))) if is_nobody_there(&error) => Probe::Refused,
+                Ok(Err(SendError::Broken(_) | SendError::NotHttp(_))) => Probe::Refused,
+                // no name, no route, no socket, no time: the fault may be on this side
+                Ok(Err(_)) | Err(_) => Probe::TimedOut,
             }
         }
         .boxed_local()

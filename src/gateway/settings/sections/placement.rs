@@ -168,7 +168,7 @@ impl BreakerSettings {
     pub(in crate::settings) fn read(s: &Section<'_>) -> Self {
         BreakerSettings {
             enabled: s.flag("enabled", true, "Whether failing backends are taken out."),
-            failure_threshold: s.int("failure_threshold", (5, 1..=1000), "Failures in a row that open the breaker. Client errors, clients that leave, 429, and 503 with Retry-After do not count.") as u32,
+            failure_threshold: s.int("failure_threshold", (5, 1..=1000), "Failures in a row that open the breaker. Client errors, clients that leave, and requests for patience (429, 503 with Retry-After or in the engine's own JSON) do not count.") as u32,
             recovery_timeout: s.duration("recovery_timeout", "30s", "How long it stays open before one request is tried."),
         }
     }
