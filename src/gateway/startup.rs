@@ -248,8 +248,8 @@ fn limit_unread(stream: &TcpStream, timeout: Duration) {
     }
 }
 
-/// Built once per worker thread (and bound address).
-fn worker(gateway: &Arc<Gateway>) -> Worker {
+/// What one worker thread needs; built once per thread (and bound address), within its runtime.
+pub fn worker(gateway: &Arc<Gateway>) -> Worker {
     let client = Client::new(client_settings(&gateway.settings));
     let swept = client.clone();
     actix_rt::spawn(async move {

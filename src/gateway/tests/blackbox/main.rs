@@ -5,5 +5,7 @@
 
 mod support;
 
+mod abort;
+mod cancellation;
 mod smoke;
 mod streaming;
