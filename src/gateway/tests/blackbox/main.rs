@@ -7,5 +7,7 @@ mod support;
 
 mod abort;
 mod cancellation;
+mod body;
+mod http;
 mod smoke;
 mod streaming;
