@@ -11,12 +11,13 @@ use std::io;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 /// What is sent in one piece.
 pub type RequestBody = Full<Bytes>;
 
-type Driver = http1::Connection<TokioIo<TcpStream>, RequestBody>;
+type Driver = http1::Connection<TokioIo<Socket>, RequestBody>;
 
 /// A connection that makes progress only while somebody polls it.
 pub struct Connection {
@@ -37,7 +38,7 @@ impl Connection {
         stream.set_nodelay(true)?;
         let (sender, driver) = http1::Builder::new()
             .max_buf_size(HEAD_BYTES_MAX.max(8192))
-            .handshake(TokioIo::new(stream))
+            .handshake(TokioIo::new(Socket::new(stream)))
             .await
             .map_err(io::Error::other)?;
         Ok(Connection {
@@ -101,5 +102,83 @@ impl Connection {
     pub fn is_reusable(&mut self) -> bool {
         self.drive(&mut Context::from_waker(Waker::noop()));
         !self.ended && self.sender.is_ready()
+    }
+}
+
+/// A socket on which a failed write is no news: the backend may have answered, and closed, before
+/// it had read the whole request, and that answer can still be read. If there is none, reading
+/// says so.
+struct Socket {
+    stream: TcpStream,
+    deaf: bool,
+}
+
+impl Socket {
+    fn new(stream: TcpStream) -> Self {
+        let deaf = false;
+        Socket { stream, deaf }
+    }
+
+    fn forgive(
+        &mut self,
+        wrote: Poll<io::Result<usize>>,
+        length: usize,
+    ) -> Poll<io::Result<usize>> {
+        match wrote {
+            Poll::Ready(Err(_)) => {
+                self.deaf = true;
+                Poll::Ready(Ok(length))
+            }
+            wrote => wrote,
+        }
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.deaf {
+            return Poll::Ready(Ok(bytes.len()));
+        }
+        let wrote = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.forgive(wrote, bytes.len())
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let length = slices.iter().map(|slice| slice.len()).sum();
+        if self.deaf {
+            return Poll::Ready(Ok(length));
+        }
+        let wrote = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
+        self.forgive(wrote, length)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }

@@ -7,5 +7,12 @@ mod support;
 
 mod abort;
 mod cancellation;
+mod body;
+mod breaker;
+mod health;
+mod http;
+mod overload;
+mod retry;
+mod routing;
 mod smoke;
 mod streaming;
