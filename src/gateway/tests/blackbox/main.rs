@@ -6,13 +6,16 @@
 mod support;
 
 mod abort;
-mod cancellation;
 mod body;
 mod breaker;
+mod cancellation;
+mod config;
 mod health;
 mod http;
+mod logging;
 mod overload;
 mod retry;
 mod routing;
+mod shutdown;
 mod smoke;
 mod streaming;

@@ -91,6 +91,11 @@ impl Client {
         Self::over(TcpStream::connect(gateway.address).unwrap())
     }
 
+    /// To a gateway in a process of its own.
+    pub fn connect_to_port(port: u16) -> Self {
+        Self::over(TcpStream::connect(("127.0.0.1", port)).unwrap())
+    }
+
     /// With a small receive buffer, so that a reader that stops is noticed soon.
     pub fn connect_small(gateway: &Gateway, receive_buffer: usize) -> Self {
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None);

@@ -116,7 +116,11 @@ impl Process {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status.code();
             }
-            assert!(Instant::now() < end, "the process does not end:\n{}", self.output());
+            assert!(
+                Instant::now() < end,
+                "the process does not end:\n{}",
+                self.output()
+            );
             std::thread::sleep(super::ms(5));
         }
     }
