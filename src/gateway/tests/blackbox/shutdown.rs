@@ -9,7 +9,11 @@ use std::time::Instant;
 
 /// Streams one event and goes on when the signal is raised.
 fn paused_engine(go: Signal) -> Upstream {
-    Upstream::start(move |_, wire| {
+    Upstream::start(move |request, wire| {
+        if request.text().contains("late") {
+            wire.json("200 OK", r#"{"choices":[]}"#);
+            return;
+        }
         wire.stream_head();
         wire.chunk(delta("first"));
         go.wait();
