@@ -6,9 +6,9 @@
 mod support;
 
 mod abort;
-mod cancellation;
 mod body;
 mod breaker;
+mod cancellation;
 mod health;
 mod http;
 mod overload;
