@@ -16,7 +16,7 @@ pub enum Outcome {
     Success,
     /// The engine refused the request for a fault of the client's: it works.
     ClientError,
-    /// The engine asked for patience (429, or 503 with `Retry-After`).
+    /// The engine asked for patience (429, or a 503 that says so).
     Backpressure,
     /// The client left, or the gateway dropped the attempt for a reason of its own.
     Cancelled,

@@ -1,6 +1,6 @@
 //! Keeps the root of the tree alive: the one actor that has no parent is watched by a task.
 
-use crate::support::watch::Intensity;
+use crate::support::watch::{INTENSITY_WINDOW, Intensity};
 use actix::{Actor, Addr, Context, Handler, Message};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -60,13 +60,13 @@ pub fn supervise<A: Actor>(
         let mut intensity = Intensity::default();
         while exited.recv().await.is_some() {
             let now = tokio::time::Instant::now().into_std();
-            let Some(wait) = intensity.next_start(now) else {
+            let wait = intensity.next_start(now).unwrap_or_else(|| {
                 error!(
                     actor = name,
-                    "actor keeps dying, giving up on it until a restart"
+                    "actor keeps dying, what it published stays as it is for now"
                 );
-                return;
-            };
+                INTENSITY_WINDOW
+            });
             warn!(
                 actor = name,
                 wait_ms = wait.as_millis() as u64,

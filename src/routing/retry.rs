@@ -7,7 +7,7 @@ pub enum Setback {
     Refused,
     /// The connection was cut before the first byte of an answer.
     Reset,
-    /// 502, 503 or 504 without a body that says more, or an answer that is no HTTP.
+    /// 502 or 503 without a body that says more, or an answer that is no HTTP.
     BadGateway,
     /// 503 that asks for patience.
     Unavailable,

@@ -79,7 +79,7 @@ pub struct Load {
     pub in_flight: u32,
     /// Moving average of the time to first token in microseconds; none when unsampled or stale.
     pub ttft_us: Option<u64>,
-    /// Whether it asked to be left alone for a moment (429, or 503 with `Retry-After`).
+    /// Whether it asked to be left alone for a moment (429, or a 503 that says so).
     pub resting: bool,
 }
 

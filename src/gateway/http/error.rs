@@ -1,4 +1,5 @@
-//! Which failure is which status: the only place where that is decided.
+//! Which failure of ours is which status. Statuses that engines give are judged in
+//! `proxy/verdict.rs`.
 
 use actix_web::HttpResponse;
 use actix_web::http::StatusCode;
@@ -102,6 +103,8 @@ pub enum Refusal {
     NoBackend(NoBackend, String),
     /// The router actor is gone and could not be replaced.
     NoRouter,
+    /// This machine has no socket left for a connection to a backend.
+    NoSocket,
     /// A backend failed before it answered.
     Backend(ErrorKind, String),
     /// Not a path of ours.
@@ -126,7 +129,7 @@ impl Refusal {
                 (By::Client, ErrorKind::UnknownModel)
             }
             Refusal::NoBackend(..) => (By::Router, ErrorKind::NoBackend),
-            Refusal::NoRouter => (By::Router, ErrorKind::Internal),
+            Refusal::NoRouter | Refusal::NoSocket => (By::Router, ErrorKind::Internal),
             Refusal::Backend(kind, _) => (By::Backend, *kind),
         }
     }
@@ -137,7 +140,7 @@ impl Refusal {
             Refusal::Body(_) => StatusCode::BAD_REQUEST,
             Refusal::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Refusal::TooSlow(_) => StatusCode::REQUEST_TIMEOUT,
-            Refusal::TooManyBytes | Refusal::Draining | Refusal::NoRouter => {
+            Refusal::TooManyBytes | Refusal::Draining | Refusal::NoRouter | Refusal::NoSocket => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
             Refusal::NoBackend(NoBackend::UnknownModel, _)
@@ -176,6 +179,9 @@ impl Refusal {
                 format!("no backend for `{model}` can take requests now")
             }
             Refusal::NoRouter => "the router is restarting".into(),
+            Refusal::NoSocket => {
+                "the gateway has no socket left for a connection to a backend".into()
+            }
             Refusal::Backend(_, message) => message.clone(),
             Refusal::UnknownPath(path) => format!("there is nothing at `{path}`"),
             Refusal::WrongMethod(method) => format!("`{method}` is not allowed here"),

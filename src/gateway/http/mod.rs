@@ -9,7 +9,7 @@ pub mod routes;
 
 use crate::gateway::Worker;
 use actix_web::web::{self, ServiceConfig};
-use actix_web::{HttpRequest, HttpResponse, Resource};
+use actix_web::{FromRequest, Handler, HttpRequest, HttpResponse, Resource};
 use error::Refusal;
 pub use inference::refuse;
 use routes::ApiRoute;
@@ -23,15 +23,11 @@ pub fn configure(config: &mut ServiceConfig, worker: &Rc<Worker>) {
         config.service(only(route.path()).route(web::post().to(handler)));
     }
     for path in ["/v1/models", "/v1/models/{id:.*}"] {
-        config.service(
-            only(path)
-                .route(web::get().to(models::handle))
-                .route(web::head().to(models::handle)),
-        );
+        config.service(read(path, models::handle));
     }
-    config.service(read("/health").route(web::get().to(probes::health)));
-    config.service(read("/ready").route(web::get().to(probes::ready)));
-    config.service(read("/metrics").route(web::get().to(probes::metrics)));
+    config.service(read("/health", probes::health));
+    config.service(read("/ready", probes::ready));
+    config.service(read("/metrics", probes::metrics));
     config.default_service(web::to(unknown_path));
 }
 
@@ -39,8 +35,15 @@ fn only(path: &str) -> Resource {
     web::resource(path.to_owned()).default_service(web::to(wrong_method))
 }
 
-fn read(path: &str) -> Resource {
+/// Answers GET, and HEAD, which some load balancers probe with.
+fn read<F, Args>(path: &str, handler: F) -> Resource
+where
+    F: Handler<Args, Output = HttpResponse> + Copy,
+    Args: FromRequest + 'static,
+{
     only(path)
+        .route(web::get().to(handler))
+        .route(web::head().to(handler))
 }
 
 async fn unknown_path(request: HttpRequest) -> HttpResponse {

@@ -77,6 +77,11 @@ impl ApiRoute {
         }
     }
 
+    /// Whether the events of its streams have names.
+    pub fn has_named_events(self) -> bool {
+        matches!(self, ApiRoute::Responses | ApiRoute::Messages)
+    }
+
     /// Whether it answers with one of OpenAI's objects.
     pub fn answers_openai(self) -> bool {
         matches!(

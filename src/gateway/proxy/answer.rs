@@ -138,6 +138,7 @@ fn stream(mut parts: StreamParts, call: &Call, mut report: Report) -> HttpRespon
         editor: (!call.edit.is_none()).then(|| EventEditor::new(SCANNED_EVENT_MAX)),
         edit: call.edit.clone(),
         needs_end: call.route.is_openai_stream(),
+        has_names: call.route.has_named_events(),
         finished: false,
         done: false,
         error: None,
@@ -152,7 +153,11 @@ fn stream(mut parts: StreamParts, call: &Call, mut report: Report) -> HttpRespon
         waited: false,
         offered: None,
         idle_timeout,
-        first: Some(parts.first),
+        first: Some(if parts.is_events {
+            parts.first
+        } else {
+            call.edit.json_beginning(&parts.first)
+        }),
         length,
         running: Some(Running {
             body: parts.body,
@@ -178,6 +183,8 @@ struct Events {
     editor: Option<EventEditor>,
     edit: AnswerEdit,
     needs_end: bool,
+    /// Whether clients tell events by their `event:` line.
+    has_names: bool,
     finished: bool,
     done: bool,
     error: Option<Option<StatusCode>>,
@@ -342,6 +349,9 @@ impl AnswerBody {
         };
         let mut out = BytesMut::from(events.fresh_line());
         let json = serde_json::to_vec(&refusal.body()).unwrap_or_default();
+        if events.has_names {
+            out.extend_from_slice(b"event: error\n");
+        }
         out.extend_from_slice(&sse::data_event(&json));
         Ok(out.freeze())
     }

@@ -42,6 +42,20 @@ pub enum End {
 }
 
 impl Patience {
+    /// For an answer whose head has come: the rest must not be waited for as long as a head.
+    pub fn after_head(&self) -> Self {
+        let soon = Instant::now() + self.idle;
+        let first_byte = if soon < self.first_byte.0 {
+            (soon, self.idle)
+        } else {
+            self.first_byte
+        };
+        Patience {
+            first_byte,
+            idle: self.idle,
+        }
+    }
+
     /// A chunk of what counts as the beginning; none at the end.
     pub async fn first(&self, reply: &mut Reply) -> Result<Option<Bytes>, Interrupted> {
         let (deadline, limit) = self.first_byte;

@@ -72,9 +72,15 @@ impl Setback {
     /// The request could not be sent, or its answer has no head.
     pub fn not_sent(error: &SendError, backend: &str) -> Self {
         let (why, kind, what) = match error {
-            SendError::Connect(_) | SendError::Local(_) => {
-                (Why::Refused, ErrorKind::Connect, "cannot be reached")
+            SendError::Local(source) => {
+                warn!(backend, error = %source, "this machine is out of sockets or memory");
+                return Setback {
+                    why: Why::Refused,
+                    kind: ErrorKind::Internal,
+                    answer: Given::Ours(Refusal::NoSocket),
+                };
             }
+            SendError::Connect(_) => (Why::Refused, ErrorKind::Connect, "cannot be reached"),
             SendError::ConnectTimeout => {
                 let what = "did not accept a connection in time";
                 (Why::Refused, ErrorKind::Connect, what)
@@ -124,6 +130,7 @@ impl Setback {
         patience: &Patience,
         backend: &str,
     ) -> Self {
+        let patience = patience.after_head();
         let Collected { bytes: body, end } = patience.collect(&mut reply, ERROR_BODY_MAX).await;
         let cut = !matches!(end, End::Whole);
         let (status, headers) = (reply.status, reply.headers);
@@ -139,6 +146,11 @@ impl Setback {
             live.rest(headers::retry_after(&headers));
         }
         attempt.end(judged.outcome);
+        if has_own_key && matches!(status.as_u16(), 401 | 403) {
+            // nothing of its words: they may repeat the key
+            let what = format!("answered {status} to the api_key that is configured for it");
+            return Setback::unusable(Why::Settled, ErrorKind::Internal, backend, &what);
+        }
         let excerpt = excerpt(&body);
         let numeric = status.as_u16();
         match judged.outcome {
@@ -163,7 +175,7 @@ impl Setback {
         let why = judged.retry.unwrap_or(Why::Settled);
         // a proxy's HTML or plain text is no answer for a client that reads JSON
         let theirs = says_more || judged.outcome == Outcome::ClientError && !cut;
-        let answer = if theirs && !(has_own_key && judged.outcome == Outcome::Failure) {
+        let answer = if theirs {
             Given::Theirs(status, headers, body)
         } else {
             in_our_words((status, &headers), kind, backend, &excerpt)

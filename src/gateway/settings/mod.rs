@@ -185,6 +185,9 @@ fn check_together(settings: &Settings, faults: &mut Vec<Fault>, warnings: &mut V
             faults.push(Fault::new(path, format!("times prefix_routing.virtual_nodes makes {points} ring points, more than {RING_POINTS_MAX}")));
         }
     }
+    if settings.selection_strategy == Strategy::ConsistentHash && settings.prefix_routing.enabled {
+        warnings.push(Fault::new("selection_strategy", "ConsistentHash only places requests without a prompt while prefix_routing.enabled is true: the prefix comes first"));
+    }
     for (alias, target) in &settings.model_aliases {
         if settings.model_aliases.contains_key(target) {
             let path = format!("model_aliases.{alias}");

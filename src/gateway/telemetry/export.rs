@@ -55,7 +55,9 @@ fn install() -> PrometheusHandle {
         }
         // series without labels exist from the start, so that rates have a zero to begin at
         match (metric.kind, metric.labels.is_empty()) {
-            (Kind::Counter, true) => counter!(metric.name).absolute(0),
+            (Kind::Counter, true) if metric.name != names::PROCESS_CPU => {
+                counter!(metric.name).absolute(0);
+            }
             (Kind::Gauge, true) => gauge!(metric.name).set(0.0),
             _ => {}
         }
@@ -73,7 +75,7 @@ pub fn render(gateway: &Gateway) -> String {
     gauge!(names::HTTP_IN_FLIGHT).set(gateway.requests.count() as f64);
     gauge!(names::BUFFERED).set(gateway.buffered.bytes() as f64);
     counter!(names::LOG_LINES_DROPPED).absolute(super::log::dropped_lines());
-    process();
+    process_memory();
     let snapshot = gateway.directory.load();
     let mut restarts = [0u64; 2];
     for (view, entry) in snapshot.view.backends.iter().zip(&snapshot.entries) {
@@ -91,7 +93,9 @@ pub fn render(gateway: &Gateway) -> String {
     }
     counter!(names::ACTOR_RESTARTS, "actor" => "cluster").absolute(snapshot.cluster_restarts);
     counter!(names::ACTOR_RESTARTS, "actor" => "router").absolute(gateway.router.restarts().get());
-    gateway.prometheus.render()
+    let mut text = gateway.prometheus.render();
+    text += &process_cpu();
+    text
 }
 
 fn state(view: &BackendView) {
@@ -131,19 +135,22 @@ fn backend(backend: &Backend) {
 
 /// Pages and clock ticks are 4 KiB and 10 ms on every Linux that Rust's standard library runs on
 /// with its default targets.
-fn process() {
+fn process_memory() {
     const PAGE: f64 = 4096.0;
-    const TICKS_PER_SECOND: f64 = 100.0;
     if let Ok(statm) = std::fs::read_to_string("/proc/self/statm")
         && let Some(pages) = statm.split(' ').nth(1).and_then(|n| n.parse::<f64>().ok())
     {
         gauge!(names::PROCESS_MEMORY).set(pages * PAGE);
     }
-    if let Ok(stat) = std::fs::read_to_string("/proc/self/stat")
-        && let Some((_, rest)) = stat.rsplit_once(')')
-    {
-        let ticks = rest.split_whitespace().skip(11).take(2);
-        let ticks: f64 = ticks.filter_map(|n| n.parse::<f64>().ok()).sum();
-        counter!(names::PROCESS_CPU).absolute((ticks / TICKS_PER_SECOND) as u64);
-    }
+}
+
+/// Written by hand: the registry's counters are whole numbers.
+fn process_cpu() -> String {
+    const TICKS_PER_SECOND: f64 = 100.0;
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let ticks = fields.split_whitespace().skip(11).take(2);
+    let ticks: f64 = ticks.filter_map(|n| n.parse::<f64>().ok()).sum();
+    let (name, seconds) = (names::PROCESS_CPU, ticks / TICKS_PER_SECOND);
+    format!("# TYPE {name} counter\n{name} {seconds}\n")
 }

@@ -51,7 +51,7 @@ impl ServerSettings {
 /// `drain`.
 #[derive(Debug, Clone)]
 pub struct DrainSettings {
-    /// Between `/ready` turning 503 and the listener closing.
+    /// Between `/ready` turning 503 and new requests being refused.
     pub delay: Duration,
     /// For requests that are still running.
     pub timeout: Duration,
