@@ -40,6 +40,46 @@ pub fn append_member(object: &[u8], key: &str, value: &str) -> Bytes {
     Bytes::from(out)
 }
 
+/// The string that is the value of the top-level member `key` (quotes included) in the beginning
+/// of a JSON object, if it is there whole.
+fn member_of_beginning<'a>(beginning: &'a [u8], key: &[u8]) -> Option<&'a [u8]> {
+    let (mut at, mut depth, mut is_value) = (0, 0u32, false);
+    let mut found = false;
+    while at < beginning.len() {
+        match beginning[at] {
+            b'"' => {
+                let length = string_length(&beginning[at..])?;
+                let string = &beginning[at..at + length];
+                if depth == 1 && found && is_value {
+                    return Some(string);
+                }
+                found = depth == 1 && !is_value && string == key;
+                at += length;
+                continue;
+            }
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => depth = depth.checked_sub(1)?,
+            b':' if depth == 1 => is_value = true,
+            b',' if depth == 1 => (is_value, found) = (false, false),
+            _ => {}
+        }
+        at += 1;
+    }
+    None
+}
+
+/// The length of the JSON string that `bytes` begins with, quotes included.
+fn string_length(bytes: &[u8]) -> Option<usize> {
+    let mut at = 1;
+    loop {
+        at += memchr::memchr2(b'"', b'\\', bytes.get(at..)?)?;
+        if bytes[at] == b'"' {
+            return Some(at + 1);
+        }
+        at += 2;
+    }
+}
+
 /// Removes the top-level member `key` of a JSON object, if it is there.
 pub fn remove_member(object: &[u8], key: &str) -> Bytes {
     // raw values, so that the survivors' bytes stay what they were
@@ -151,6 +191,18 @@ impl AnswerEdit {
         }
     }
 
+    /// The beginning of a long JSON answer, whose rest has not come: the model is renamed when it
+    /// stands there, before the long part, as engines write it.
+    pub fn json_beginning(&self, beginning: &Bytes) -> Bytes {
+        let Some(model) = &self.model else {
+            return beginning.clone();
+        };
+        match member_of_beginning(beginning, b"\"model\"") {
+            Some(old) => replace(beginning, old, model.as_bytes()),
+            None => beginning.clone(),
+        }
+    }
+
     /// One event of a stream.
     pub fn event(&self, event: &[u8]) -> Edit {
         let Some(data) = data_of(event) else {
@@ -241,6 +293,32 @@ mod tests {
             (r#"{"stream_options":7}"#, r#"{"stream_options":7}"#),
         ] {
             assert_eq!(ask_for_usage(before.as_bytes()), after);
+        }
+    }
+
+    #[test]
+    fn a_long_answer_is_renamed_by_its_beginning_or_not_at_all() {
+        let edit = AnswerEdit {
+            model: Some("\"gpt\"".into()),
+            strip_usage_chunk: false,
+        };
+        let renamed = |text: &str| edit.json_beginning(&Bytes::copy_from_slice(text.as_bytes()));
+        for (before, after) in [
+            (r#"{"model":"m","data":["#, r#"{"model":"gpt","data":["#),
+            (r#"{"model" : "m" , "x"#, r#"{"model" : "gpt" , "x"#),
+            (
+                r#"{"a":"\"model\":\"m\"","b":{"model":"m"},"c":["model","m"],"model":"m\\","#,
+                r#"{"a":"\"model\":\"m\"","b":{"model":"m"},"c":["model","m"],"model":"gpt","#,
+            ),
+            (r#"{"x":"model","y":"m","#, r#"{"x":"model","y":"m","#),
+            (r#"{"model":null,"y":"m","#, r#"{"model":null,"y":"m","#),
+            (r#"{"model":"m"#, r#"{"model":"m"#),
+            (r#"{"model":["m"],"#, r#"{"model":["m"],"#),
+            (r#"{"a":"\"#, r#"{"a":"\"#),
+            ("<html>]]", "<html>]]"),
+            ("", ""),
+        ] {
+            assert_eq!(renamed(before), after, "{before}");
         }
     }
 

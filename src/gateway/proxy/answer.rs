@@ -152,7 +152,11 @@ fn stream(mut parts: StreamParts, call: &Call, mut report: Report) -> HttpRespon
         waited: false,
         offered: None,
         idle_timeout,
-        first: Some(parts.first),
+        first: Some(if parts.is_events {
+            parts.first
+        } else {
+            call.edit.json_beginning(&parts.first)
+        }),
         length,
         running: Some(Running {
             body: parts.body,
