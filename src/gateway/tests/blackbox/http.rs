@@ -1,6 +1,7 @@
 //! HTTP itself: connections that went stale, early and interim answers, odd headers, bodies that
 //! are not what they should be.
 
+use crate::support::client::Ended;
 use crate::support::sse::{self, delta};
 use crate::support::{
     Client, DEADLINE, Gateway, Health, Request, Upstream, Wire, chat, chat_stream, client, ms,
@@ -153,23 +154,6 @@ fn a_body_that_does_not_come_is_a_timeout_and_keeps_no_memory() {
     assert_eq!(answer.status, 408, "{answer:?}");
     assert_eq!(engine.count(), 0);
     gateway.assert_idle();
-}
-
-#[test]
-fn a_client_that_leaves_within_its_body_is_forgotten() {
-    let engine = Upstream::json(GOOD);
-    let gateway = Gateway::start(&[("a", &engine)], "");
-    for leave in [Client::leave, Client::reset] {
-        let mut client = Client::connect(&gateway);
-        let whole = client::request("/v1/chat/completions", "", chat(&user("hi")));
-        client.send(&whole[..whole.len() - 1]);
-        wait_until("the request is counted", DEADLINE, || {
-            gateway.inner.requests.count() == 1
-        });
-        leave(client);
-        gateway.assert_idle();
-    }
-    assert_eq!(engine.count(), 0);
 }
 
 #[test]
@@ -547,4 +531,67 @@ fn other_paths_and_methods_are_refused_and_not_forwarded() {
         assert!(answer.json()["error"]["message"].is_string());
     }
     assert_eq!(engine.count(), 0);
+}
+
+#[test]
+fn requests_sent_ahead_on_one_connection_are_answered_in_order() {
+    let engine = Upstream::start(|request, wire| {
+        let text = request.json()["user"].as_str().unwrap().to_owned();
+        wire.stream(&[sse::stream(&[&text])]);
+    });
+    let gateway = Gateway::start(&[("a", &engine)], "");
+    let mut client = Client::connect(&gateway);
+    let body = |n: usize| chat_stream(&format!(r#""user":"{n}",{}"#, user("hi")));
+    let ahead: Vec<u8> = (0..5)
+        .flat_map(|n| client::request("/v1/chat/completions", "", body(n)))
+        .collect();
+    client.send(ahead);
+    for n in 0..5 {
+        assert_eq!(client.answer().text(), sse::stream(&[&n.to_string()]));
+    }
+}
+
+#[test]
+fn a_very_long_whole_answer_passes_with_its_length_and_a_cut_one_is_seen_to_be_cut() {
+    for whole in [true, false] {
+        let body = format!(r#"{{"data":["{}"]}}"#, "x".repeat(5 << 20));
+        let sent = body.clone();
+        let engine = Upstream::start(move |_, wire| {
+            let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n";
+            wire.write(format!("{head}content-length: {}\r\n\r\n", sent.len()));
+            if whole {
+                wire.write(&sent);
+            } else {
+                wire.write(&sent[..sent.len() - 1]);
+                wire.fin();
+            }
+        });
+        let gateway = Gateway::start(&[("a", &engine)], "");
+        let asked = r#"{"model":"m","input":"hi"}"#;
+        let answer = client::post(&gateway, "/v1/embeddings", asked);
+        assert_eq!(answer.status, 200);
+        let length = body.len().to_string();
+        assert_eq!(answer.header("content-length"), Some(&*length));
+        let ended = if whole { Ended::Clean } else { Ended::Cut };
+        assert_eq!(answer.ended, ended);
+        assert!(answer.body == body.as_bytes() || !whole);
+        gateway.assert_idle();
+    }
+}
+
+#[test]
+fn a_very_long_whole_answer_names_the_model_as_the_client_did() {
+    let filler = "x".repeat(3 << 20);
+    let body = format!(
+        r#"{{"object":"list","data0":["\"model\":\"m\"",{{"model":"m"}}], "model": "m","data":["{filler}"]}}"#
+    );
+    let sent = body.clone();
+    let engine = Upstream::start(move |_, wire| {
+        wire.json("200 OK", &sent);
+    });
+    let gateway = Gateway::start(&[("a", &engine)], "model_aliases: { gpt: m }");
+    let asked = r#"{"model":"gpt","input":"hi"}"#;
+    let answer = client::post(&gateway, "/v1/embeddings", asked);
+    let renamed = body.replace(r#""model": "m""#, r#""model": "gpt""#);
+    assert!(answer.body == renamed.as_bytes(), "{answer:.300?}");
 }

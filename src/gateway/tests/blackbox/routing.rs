@@ -487,7 +487,11 @@ fn a_gateway_that_drains_finishes_its_streams_and_refuses_new_requests() {
 
 #[test]
 fn streams_that_outlast_the_drain_end_with_an_error_event() {
-    let engine = holds(&Signal::new());
+    let engine = Upstream::start(|_, wire| {
+        wire.stream_head();
+        wire.chunk(delta("one"));
+        wire.hang();
+    });
     let gateway = Gateway::start(&[("a", &engine)], "drain: { timeout: 200ms }");
     let (mut client, mut answer) = open_stream(&gateway, "hi");
     gateway.drain();

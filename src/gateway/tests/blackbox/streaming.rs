@@ -5,7 +5,7 @@ use crate::support::sse::{self, DONE, delta, finish, parse, text_of, usage};
 use crate::support::{
     Client, DEADLINE, Gateway, Signal, Upstream, chat, chat_stream, client, ms, user, wait_until,
 };
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const COUNTS_USAGE: &str = "
 upstream: { request_stream_usage: true }
@@ -627,6 +627,8 @@ fn clients_that_stop_reading_hold_the_engine_back_and_lose_their_place() {
     let failures = ["backend=\"a\"", "outcome=\"failure\""];
     let failed = gateway.metric("tidegate_backend_requests_total", &failures);
     assert_eq!(failed, 0.0, "a slow client is not the engine's fault");
+    let counted = gateway.metric("tidegate_client_write_timeouts_total", &[]);
+    assert_eq!(counted, STREAMS as f64);
 }
 
 #[test]
@@ -669,4 +671,30 @@ fn first_tokens_pass_at_once_whatever_encodings_the_client_accepts() {
     assert!(caching.contains("no-transform"), "{caching}");
     let asked = engine.only_request();
     assert_eq!(asked.header("accept-encoding"), None);
+}
+
+#[test]
+fn a_client_that_stops_reading_and_then_leaves_is_noticed_at_once() {
+    for leave in LEAVINGS {
+        let engine = Upstream::start(|_, wire| {
+            wire.stream_head();
+            while wire.chunk(delta(&"x".repeat(64 << 10))) {}
+        });
+        let gateway = Gateway::start(&[("a", &engine)], "");
+        let mut client = Client::connect_small(&gateway, 64 << 10);
+        client.start_chat(chat_stream(&user("hi")));
+        let (mut written, mut since) = (0, Instant::now());
+        wait_until("the engine is held back", DEADLINE, || {
+            // window probes may carry a few bytes all the same
+            if engine.written() > written + (64 << 10) {
+                (written, since) = (engine.written(), Instant::now());
+            }
+            written > 0 && since.elapsed() > ms(300)
+        });
+        leave(client);
+        engine.wait_for_close(0);
+        gateway.assert_idle();
+        let timeouts = gateway.metric("tidegate_client_write_timeouts_total", &[]);
+        assert_eq!(timeouts, 0.0);
+    }
 }
