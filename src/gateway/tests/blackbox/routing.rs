@@ -14,7 +14,7 @@ selection_strategy: RoundRobin
 prefix_routing: { enabled: false }
 ";
 
-fn named<'a>(engines: &'a [Upstream]) -> Vec<(&'static str, &'a Upstream)> {
+fn named(engines: &[Upstream]) -> Vec<(&'static str, &Upstream)> {
     ["a", "b", "c", "d", "e"].into_iter().zip(engines).collect()
 }
 
