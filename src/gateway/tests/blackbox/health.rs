@@ -3,9 +3,9 @@
 
 use crate::support::sse;
 use crate::support::{
-    Client, DEADLINE, Gateway, Health, Upstream, chat, chat_stream, client, ms, user, wait_until,
+    Client, DEADLINE, Gateway, Health, Signal, Upstream, chat, chat_stream, client, ms, user,
+    wait_until,
 };
-use std::time::Duration;
 
 const GOOD: &str = r#"{"id":"1","choices":[]}"#;
 
@@ -136,27 +136,21 @@ fn an_engine_that_sends_tokens_is_not_taken_out_for_slow_probes() {
     let idle = Upstream::json(GOOD);
     let gateway = Gateway::start(&[("a", &busy), ("b", &idle)], IMPATIENT);
     gateway.wait_for_state("a", "healthy");
-    let mut streams = Vec::new();
-    while gateway.in_flight("a") == 0 {
+    let (mut client, mut answer) = loop {
         let mut client = Client::connect(&gateway);
         client.start_chat(chat_stream(&user("hi")));
-        client.head();
-        streams.push(client);
-    }
-    let reader = streams.pop().unwrap();
-    let reading = std::thread::spawn(move || {
-        let mut reader = reader;
-        let end = std::time::Instant::now() + Duration::from_millis(1500);
-        let mut answer = crate::support::Answer {
-            status: 200,
-            headers: vec![("transfer-encoding".into(), "chunked".into())],
-            body: Vec::new(),
-            chunks: Vec::new(),
-            ended: crate::support::client::Ended::Cut,
-        };
-        while std::time::Instant::now() < end && reader.next_piece(&mut answer) {}
-        reader
-    });
+        let answer = client.head();
+        if answer.backend() == "a" {
+            break (client, answer);
+        }
+    };
+    let enough = Signal::new();
+    let done = enough.clone();
+    let reading = std::thread::spawn(
+        move || {
+            while !done.is_raised() && client.next_piece(&mut answer) {}
+        },
+    );
     busy.health(|_| Health::Hang);
     let neutral = ["backend=\"a\"", "result=\"neutral\""];
     wait_until("probes miss while tokens flow", DEADLINE, || {
@@ -165,7 +159,8 @@ fn an_engine_that_sends_tokens_is_not_taken_out_for_slow_probes() {
     gateway.wait_for_state("a", "healthy");
     let flaps = gateway.metric("tidegate_backend_flaps_total", &["backend=\"a\""]);
     assert_eq!(flaps, 0.0);
-    drop(reading.join().unwrap());
+    enough.raise();
+    reading.join().unwrap();
 }
 
 #[test]

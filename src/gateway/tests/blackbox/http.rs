@@ -143,6 +143,33 @@ fn our_own_refusal_of_a_large_body_can_be_read_by_a_client_that_sends_it_all() {
 }
 
 #[test]
+fn a_refusal_can_be_read_whatever_it_is_for_by_a_client_that_sends_a_large_body_first() {
+    let engine = Upstream::json(GOOD);
+    let gateway = Gateway::start(&[("a", &engine)], "drain: { timeout: 20s }");
+    let large = chat(&user(&"x".repeat(10 << 20)));
+    let refused = |line: &str| {
+        let mut client = Client::connect(&gateway);
+        let length = large.len();
+        let head = format!("{line} HTTP/1.1\r\nhost: g\r\ncontent-length: {length}\r\n\r\n");
+        assert!(client.send(head) && client.send(&large), "{line}");
+        client.answer().status
+    };
+    for _ in 0..5 {
+        assert_eq!(refused("POST /v1/nothing"), 404);
+        assert_eq!(refused("PUT /v1/chat/completions"), 405);
+    }
+    let hold = gateway.inner.requests.enter(); // keeps the drain from ending
+    gateway.drain();
+    wait_until("new requests are refused", DEADLINE, || {
+        gateway.chat(&chat(&user("hi"))).status == 503
+    });
+    for _ in 0..5 {
+        assert_eq!(refused("POST /v1/chat/completions"), 503);
+    }
+    drop(hold);
+}
+
+#[test]
 fn a_body_that_does_not_come_is_a_timeout_and_keeps_no_memory() {
     let engine = Upstream::json(GOOD);
     let settings = "server: { request_body_timeout: 200ms }";

@@ -698,3 +698,35 @@ fn a_client_that_stops_reading_and_then_leaves_is_noticed_at_once() {
         assert_eq!(timeouts, 0.0);
     }
 }
+
+#[test]
+fn a_last_event_without_its_blank_line_is_passed_on() {
+    for end in ["data: [DONE]\n", "data: [DONE]"] {
+        let stream = [&delta("a"), &finish("stop"), end].concat();
+        let engine = Upstream::sse(stream.clone());
+        let gateway = Gateway::start(&[("a", &engine)], COUNTS_USAGE);
+        let options = [ASKS_USAGE, r#""x":1"#];
+        for options in options {
+            let members = format!("{options},{}", user("hi"));
+            assert_eq!(gateway.chat(&chat_stream(&members)).text(), stream);
+            let renamed = stream.replace("\"m\"", "\"gpt\"");
+            assert_eq!(gateway.chat(&aliased(&members)).text(), renamed);
+        }
+    }
+}
+
+#[test]
+fn comments_between_events_pass() {
+    let engine = Upstream::start(|_, wire| {
+        wire.stream_head();
+        wire.chunk(": ping\n\n");
+        wire.chunk(": ping\n\n");
+        wire.chunk(delta("a"));
+        wire.chunk(finish("stop") + DONE);
+        wire.end();
+    });
+    let gateway = Gateway::start(&[("a", &engine)], COUNTS_USAGE);
+    let wanted = [": ping\n\n: ping\n\n", &*delta("a"), &*finish("stop"), DONE].concat();
+    let answer = gateway.chat(&chat_stream(&user("hi")));
+    assert_eq!(answer.text(), wanted);
+}

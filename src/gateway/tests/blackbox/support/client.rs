@@ -159,19 +159,6 @@ impl Client {
         socket.set_linger(Some(Duration::ZERO)).unwrap();
     }
 
-    /// Whether the gateway has closed the connection; waits up to `wait` to see.
-    pub fn is_closed_within(&mut self, wait: Duration) -> bool {
-        self.stream.set_read_timeout(Some(wait)).unwrap();
-        let mut byte = [0; 1];
-        let closed = match self.stream.read(&mut byte) {
-            Ok(0) => true,
-            Ok(_) => panic!("unexpected byte {byte:?}"),
-            Err(e) => !is_timeout(&e),
-        };
-        self.stream.set_read_timeout(Some(DEADLINE)).unwrap();
-        closed
-    }
-
     /// Reads a head and the whole body.
     pub fn answer(&mut self) -> Answer {
         let mut answer = self.head();

@@ -11,7 +11,7 @@ pub mod sse;
 pub mod upstream;
 pub mod wire;
 
-pub use client::{Answer, Client};
+pub use client::Client;
 pub use gateway::Gateway;
 pub use signal::Signal;
 pub use upstream::{Health, Request, Upstream};

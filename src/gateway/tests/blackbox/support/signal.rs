@@ -19,6 +19,11 @@ impl Signal {
         self.0.1.notify_all();
     }
 
+    /// Whether it was raised.
+    pub fn is_raised(&self) -> bool {
+        *self.0.0.lock().unwrap()
+    }
+
     /// Blocks until it is raised, or the test's deadline has passed.
     pub fn wait(&self) {
         let raised = self.0.0.lock().unwrap();
