@@ -104,6 +104,11 @@ impl Report {
     }
 }
 
+/// To the microsecond: more digits are noise.
+fn millis(duration: Duration) -> f64 {
+    duration.as_micros() as f64 / 1000.0
+}
+
 fn class(status: u16) -> &'static str {
     match status {
         100..=199 => "1xx",
@@ -153,8 +158,8 @@ impl Drop for Report {
                 backend = self.backend.as_deref().unwrap_or(""),
                 decision = self.decision,
                 attempts = self.attempts,
-                ttft_ms = self.ttft.map_or(0.0, |d| d.as_secs_f64() * 1000.0),
-                ms = elapsed.as_secs_f64() * 1000.0,
+                ttft_ms = self.ttft.map_or(0.0, millis),
+                ms = millis(elapsed),
                 bytes = self.bytes,
                 prompt_tokens = self.usage.map_or(0, |u| u.prompt_tokens),
                 completion_tokens = self.usage.and_then(|u| u.completion_tokens).unwrap_or(0),
