@@ -730,3 +730,20 @@ fn comments_between_events_pass() {
     let answer = gateway.chat(&chat_stream(&user("hi")));
     assert_eq!(answer.text(), wanted);
 }
+
+#[test]
+fn a_reader_that_pauses_for_longer_than_the_idle_limit_still_gets_all() {
+    let text = "x".repeat(64 << 10);
+    let stream = sse::stream(&vec![&*text; 300]);
+    let engine = Upstream::sse(stream.clone());
+    let gateway = Gateway::start(&[("a", &engine)], "upstream: { idle_timeout: 300ms }");
+    let mut client = Client::connect_small(&gateway, 16 << 10);
+    client.start_chat(chat_stream(&user("hi")));
+    let mut answer = client.head();
+    for _ in 0..3 {
+        assert!(client.next_piece(&mut answer));
+        std::thread::sleep(ms(500));
+    }
+    while client.next_piece(&mut answer) {}
+    assert!(answer.body == stream.as_bytes(), "{answer:.300?}");
+}
