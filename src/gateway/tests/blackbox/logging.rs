@@ -11,7 +11,10 @@ fn no_secret_is_in_any_output_at_any_level() {
     let engine = Upstream::start(|request, wire| {
         match request.number {
             0 => wire.json("200 OK", r#"{"choices":[]}"#),
-            1 => wire.json("401 Unauthorized", r#"{"error":{"message":"bad key K9-mrk"}}"#),
+            1 => wire.json(
+                "401 Unauthorized",
+                r#"{"error":{"message":"bad key K9-mrk"}}"#,
+            ),
             _ => wire.json("500 Internal Server Error", r#"{"error":{"message":"x"}}"#),
         };
     });

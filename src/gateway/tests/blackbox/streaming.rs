@@ -627,8 +627,6 @@ fn clients_that_stop_reading_hold_the_engine_back_and_lose_their_place() {
     let failures = ["backend=\"a\"", "outcome=\"failure\""];
     let failed = gateway.metric("tidegate_backend_requests_total", &failures);
     assert_eq!(failed, 0.0, "a slow client is not the engine's fault");
-    let counted = gateway.metric("tidegate_client_write_timeouts_total", &[]);
-    assert_eq!(counted, STREAMS as f64);
 }
 
 #[test]
