@@ -33,9 +33,10 @@ circuit_breaker: { failure_threshold: 3, recovery_timeout: 60s }
             assert!([200, 504].contains(&answer.status), "{answer:?}");
             timeouts += usize::from(answer.status == 504);
         }
-        assert_eq!(timeouts, 3, "the threshold");
-        assert_eq!(hangs.count(), 3);
-        assert_eq!(gateway.breaker("a"), "open");
+        // the threshold, and what was sent before the breaker had heard of it
+        assert!((3..=6).contains(&timeouts), "{timeouts} timeouts");
+        assert_eq!(hangs.count(), timeouts);
+        gateway.wait_for_breaker("a", "open");
         let probes = hangs.probes();
         wait_until("more probes succeed", DEADLINE, || {
             hangs.probes() > probes + 3

@@ -622,3 +622,59 @@ fn a_very_long_whole_answer_names_the_model_as_the_client_did() {
     let renamed = body.replace(r#""model": "m""#, r#""model": "gpt""#);
     assert!(answer.body == renamed.as_bytes(), "{answer:.300?}");
 }
+
+#[test]
+fn a_request_whose_length_is_ambiguous_is_refused_and_not_forwarded() {
+    let engine = Upstream::json(GOOD);
+    let gateway = Gateway::start(&[("a", &engine)], "");
+    for framing in [
+        "content-length: 2\r\ncontent-length: 30\r\n",
+        "content-length: 2\r\ntransfer-encoding: chunked\r\n",
+        "transfer-encoding: chunked, gzip\r\n",
+        "content-length: -1\r\n",
+        "content-length: +2\r\n",
+    ] {
+        let mut client = Client::connect(&gateway);
+        let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\n";
+        client.send(format!("{head}{framing}\r\n{{}}"));
+        assert_eq!(client.answer().status, 400, "{framing}");
+    }
+    assert_eq!(engine.count(), 0);
+}
+
+#[test]
+fn statuses_that_are_no_answer_to_a_request_are_a_bad_gateway() {
+    for status in [
+        "204 No Content",
+        "301 Moved",
+        "307 Temporary Redirect",
+        "304 Not Modified",
+        "101 Switching Protocols",
+        "999 Odd",
+    ] {
+        let engine = Upstream::start(move |_, wire| {
+            let head = "location: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n";
+            wire.write(format!("HTTP/1.1 {status}\r\n{head}"));
+        });
+        let gateway = Gateway::start(&[("a", &engine)], "");
+        let answer = gateway.chat(&chat(&user("hi")));
+        assert_eq!(answer.status, 502, "{status}: {answer:?}");
+        assert_eq!(answer.header("location"), None);
+        assert!(answer.json()["error"]["message"].is_string());
+        gateway.assert_idle();
+    }
+}
+
+#[test]
+fn bytes_behind_an_answer_are_never_taken_for_the_next_one() {
+    let engine = Upstream::start(|_, wire| {
+        let behind = "HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\n{\"other\":\"\"}";
+        wire.write(format!(
+            "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{{}}{behind}"
+        ));
+    });
+    let gateway = Gateway::start(&[("a", &engine)], "");
+    for _ in 0..5 {
+        assert_eq!(gateway.chat(&chat(&user("hi"))).text(), "{}");
+    }
+}
