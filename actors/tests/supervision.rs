@@ -1,5 +1,7 @@
 //! Dead actors are replaced by fresh ones, and requests go on meanwhile.
 
+#![allow(clippy::unwrap_used)] // all of this is a test
+
 use actix::Addr;
 use actors::backend::{BackendSpec, BackendUrl, Outcome};
 use actors::cluster::{ChildKind, Cluster, ClusterSettings, PanicChild, SetDraining};

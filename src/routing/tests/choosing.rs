@@ -1,5 +1,7 @@
 //! What every choice must hold to, whatever the cluster looks like.
 
+#![allow(clippy::unwrap_used)] // all of this is a test
+
 use proptest::prelude::*;
 use routing::choose::{Ask, ChoiceRules, NoBackend, Plan, Reason, choose};
 use routing::health::HealthState;
