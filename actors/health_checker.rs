@@ -12,6 +12,7 @@ use routing::health::{Change, Health, HealthRules, HealthState, Probe};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+use tracing::warn;
 
 /// How often a backend that never answered is probed: engines load for minutes, and the first
 /// request should not wait for a full interval after that.
@@ -34,12 +35,12 @@ pub struct HealthSettings {
 pub trait Prober {
     /// One probe; must end within `timeout`.
     fn probe(&self, spec: &BackendSpec, timeout: Duration) -> LocalBoxFuture<'static, Probe>;
-    /// The models it serves; none when it does not say.
+    /// The models it serves, or why it does not say.
     fn models(
         &self,
         spec: &BackendSpec,
         timeout: Duration,
-    ) -> LocalBoxFuture<'static, Option<Vec<Arc<str>>>>;
+    ) -> LocalBoxFuture<'static, Result<Vec<Arc<str>>, String>>;
 }
 
 /// The ejection that a [`HealthChanged`] announced did not happen: too few others are healthy.
@@ -63,6 +64,7 @@ pub struct HealthChecker {
     health: Health,
     progress_seen: u64,
     models_seen: Vec<Arc<str>>,
+    models_fault: Option<String>,
     prober: Rc<dyn Prober>,
     cluster: HealthListeners,
     _watch: Watch<ChildExited>,
@@ -82,6 +84,7 @@ impl HealthChecker {
             health: Health::new(settings.rules, known),
             progress_seen: 0,
             models_seen: Vec::new(),
+            models_fault: None,
             prober,
             cluster,
             _watch: watch,
@@ -130,12 +133,29 @@ impl HealthChecker {
         }
     }
 
+    /// Once per reason, not once per probe.
+    fn warn_of_models(&mut self, reason: String) {
+        if self.models_fault.as_ref() != Some(&reason) {
+            let name = &*self.backend.spec.name;
+            warn!(
+                backend = name,
+                reason,
+                "backend does not say which models it serves: it gets no requests until it does, or until `models` is set"
+            );
+            self.models_fault = Some(reason);
+        }
+    }
+
     fn ask_models(&mut self, ctx: &mut Context<Self>) {
         let models = self
             .prober
             .models(&self.backend.spec, self.settings.timeout);
         ctx.spawn(models.into_actor(self).map(|models, this, _| {
-            let Some(mut models) = models else { return };
+            let mut models = match models {
+                Ok(models) => models,
+                Err(reason) => return this.warn_of_models(reason),
+            };
+            this.models_fault = None;
             models.sort_unstable();
             models.dedup();
             models.truncate(MODELS_PER_BACKEND_MAX);

@@ -35,8 +35,6 @@ pub struct Counters {
     pub flaps: AtomicU64,
     /// Probes by result: ok, timeout, refused, bad status, neutral timeout.
     pub probes: [AtomicU64; 5],
-    /// Times the breaker opened.
-    pub breaker_opened: AtomicU64,
     /// Fresh starts of its health checker and its circuit breaker.
     pub actor_restarts: [AtomicU64; 2],
     /// How requests came by their connections.

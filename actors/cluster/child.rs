@@ -116,11 +116,6 @@ impl Member {
         std::mem::replace(&mut self.passage, passage)
     }
 
-    /// Whether requests go to it now.
-    pub(super) fn serves(&self) -> bool {
-        self.health == HealthState::Healthy && !self.draining && self.passage != Passage::Open
-    }
-
     pub(super) fn view(&self) -> BackendView {
         BackendView {
             id: self.backend.id,

@@ -207,14 +207,13 @@ impl Cluster {
         };
         let models: Vec<&Arc<str>> = leaving.models.iter().flat_map(|m| m.iter()).collect();
         models.into_iter().all(|model| {
-            let pool = self.members.iter().filter(|m| {
-                m.backend.spec.role == leaving.backend.spec.role
-                    && m.models.iter().any(|models| models.contains(model))
-            });
+            // whatever their roles: while serving is not split, all serve whole requests
+            let serves = |m: &&Member| m.models.iter().any(|models| models.contains(model));
+            let pool = self.members.iter().filter(serves);
             let (mut members, mut healthy) = (0, 0);
             for member in pool {
                 members += 1;
-                healthy += usize::from(member.serves());
+                healthy += usize::from(member.view().can_serve());
             }
             may_eject(healthy, members)
         })
@@ -318,12 +317,6 @@ impl Handler<PassageChanged> for Cluster {
         let from = member.set_passage(changed.passage, changed.era);
         match changed.passage {
             Passage::Open => {
-                member
-                    .backend
-                    .live
-                    .counters
-                    .breaker_opened
-                    .fetch_add(1, Relaxed);
                 warn!(backend = %name, from = from.as_str(), "circuit breaker opened");
             }
             Passage::HalfOpen if from == Passage::HalfOpen => {}

@@ -44,9 +44,9 @@ impl Prober for Fake {
         &self,
         spec: &BackendSpec,
         _: Duration,
-    ) -> LocalBoxFuture<'static, Option<Vec<Arc<str>>>> {
+    ) -> LocalBoxFuture<'static, Result<Vec<Arc<str>>, String>> {
         let name = format!("model-of-{}", spec.name);
-        async move { Some(vec![name.into(), "m".into()]) }.boxed_local()
+        async move { Ok(vec![name.into(), "m".into()]) }.boxed_local()
     }
 }
 

@@ -6,6 +6,7 @@ use engine_sim::{Sim, SimConfig, SimHandle};
 use gateway::settings::{self, Environment, Source};
 use gateway::startup;
 use gateway::telemetry::log;
+use std::net::SocketAddr;
 use std::process::ExitCode;
 
 const SETTINGS: &str = include_str!("../../config/demo.yaml");
@@ -23,7 +24,7 @@ const KV_ROLES: [&str; 6] = [
 /// Starts six simulated engines and Tidegate in front of them, in one process.
 #[derive(Debug, Parser)]
 struct Args {
-    /// Address that gateway and engines listen on
+    /// Address that the gateway listens on; the engines stay on 127.0.0.1
     #[arg(long, default_value = "127.0.0.1")]
     host: String,
     /// Port of the gateway
@@ -52,7 +53,9 @@ fn run(args: &Args) -> Result<i32, String> {
     let mut environment = Environment::new();
     environment.insert("DEMO_HOST".into(), args.host.clone());
     environment.insert("DEMO_PORT".into(), args.port.to_string());
-    let ports: Vec<u16> = (0..6).map(|i| args.engine_port_base + i).collect();
+    let last = args.engine_port_base.checked_add(5);
+    let last = last.ok_or("--engine-port-base leaves no room for six ports")?;
+    let ports: Vec<u16> = (args.engine_port_base..=last).collect();
     for (i, port) in ports.iter().enumerate() {
         environment.insert(format!("DEMO_ENGINE_{}", i + 1), port.to_string());
     }
@@ -67,7 +70,7 @@ fn run(args: &Args) -> Result<i32, String> {
     let code = actix_rt::System::new().block_on(async {
         let engines = start_engines(args, &ports)?;
         let code = startup::serve(settings, |running| {
-            print_what_to_try(running.address.port(), args.engine_port_base);
+            print_what_to_try(running.address, args.engine_port_base);
         })
         .await;
         for engine in engines {
@@ -88,7 +91,7 @@ fn start_engines(args: &Args, ports: &[u16]) -> Result<Vec<SimHandle>, String> {
             "serve",
             MODEL,
             "--host",
-            &args.host,
+            "127.0.0.1",
             "--port",
             &port.to_string(),
             "--tensor-parallel-size",
@@ -109,25 +112,25 @@ fn start_engines(args: &Args, ports: &[u16]) -> Result<Vec<SimHandle>, String> {
     Ok(engines)
 }
 
-fn print_what_to_try(port: u16, first_engine: u16) {
+fn print_what_to_try(address: SocketAddr, first_engine: u16) {
     let last_engine = first_engine + 5;
     println!(
         r#"
-Tidegate serves on http://127.0.0.1:{port}, six simulated engines on ports {first_engine} to {last_engine}.
+Tidegate serves on http://{address}, six simulated engines on ports {first_engine} to {last_engine}.
 
 Stream an answer:
-  curl -N http://127.0.0.1:{port}/v1/chat/completions -H 'content-type: application/json' -d '
+  curl -N http://{address}/v1/chat/completions -H 'content-type: application/json' -d '
     {{"model": "{MODEL}", "stream": true,
      "messages": [{{"role": "user", "content": "Tell me about the tides."}}]}}'
 
 See which engine answers, and that the same beginning goes to the same one (x-tidegate-backend):
-  curl -s -D - -o /dev/null http://127.0.0.1:{port}/v1/completions -H 'content-type: application/json' -d '
+  curl -s -D - -o /dev/null http://{address}/v1/completions -H 'content-type: application/json' -d '
     {{"model": "{MODEL}", "prompt": "The moon pulls", "max_tokens": 16}}'
 
 Look inside:
-  curl http://127.0.0.1:{port}/v1/models
-  curl http://127.0.0.1:{port}/ready
-  curl http://127.0.0.1:{port}/metrics
+  curl http://{address}/v1/models
+  curl http://{address}/ready
+  curl http://{address}/metrics
 
 Ctrl-C stops it all."#
     );

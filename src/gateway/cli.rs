@@ -5,7 +5,8 @@ use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
 /// Tidegate, an inference router: speaks the OpenAI API in front of a fleet of vLLM, SGLang or
-/// other OpenAI-compatible engines and sends each request where it costs least.
+/// other OpenAI-compatible engines, keeps prompts that begin alike together, and routes around
+/// engines that fail.
 #[derive(Debug, Parser)]
 #[command(
     version,
@@ -49,7 +50,7 @@ enum Command {
     },
 }
 
-/// Exit code for faults in settings or arguments.
+/// Exit code for faults in settings; wrong arguments exit with 2.
 const FAULTY: i32 = 1;
 
 impl Cli {
@@ -68,6 +69,9 @@ impl Cli {
             Some(Command::Check) => self.with_settings(|loaded| {
                 let count = loaded.settings.backends.len();
                 println!("ok: {count} backend{}", if count == 1 { "" } else { "s" });
+                for section in loaded.settings.inactive() {
+                    println!("note: {section} is checked but not active in this version");
+                }
                 0
             }),
             None => self.with_settings(|loaded| crate::startup::run(loaded.settings)),

@@ -77,7 +77,7 @@ pub async fn serve(settings: Settings, started: impl FnOnce(&Running)) -> i32 {
     let running = match start(settings) {
         Ok(running) => running,
         Err(error) => {
-            error!(%error, "cannot start");
+            // not by the log: its level may hide it
             eprintln!("{error}");
             return 1;
         }
@@ -117,7 +117,12 @@ impl Signals {
 /// # Errors
 /// When the address cannot be bound; the message names it.
 pub fn start(settings: Settings) -> std::io::Result<Running> {
-    say_what_is_not_active(&settings);
+    for section in settings.inactive() {
+        warn!(
+            section,
+            "this section is checked but not active in this version"
+        );
+    }
     let prober = HttpProber::new(
         client_settings(&settings),
         settings.health_checks.path.clone(),
@@ -149,23 +154,6 @@ pub fn start(settings: Settings) -> std::io::Result<Running> {
         cluster,
         server: handle,
     })
-}
-
-fn say_what_is_not_active(settings: &Settings) {
-    let sections = [
-        ("response_cache", settings.response_cache.enabled),
-        ("kv_cache_index", settings.kv_cache_index.enabled),
-        (
-            "disaggregated_serving",
-            settings.disaggregated_serving.enabled,
-        ),
-    ];
-    for (section, _) in sections.iter().filter(|(_, enabled)| *enabled) {
-        warn!(
-            section,
-            "this section is checked but not active in this version"
-        );
-    }
 }
 
 fn client_settings(settings: &Settings) -> ClientSettings {

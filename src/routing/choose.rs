@@ -2,7 +2,6 @@
 //!
 //! Order: who may serve at all; a half-open backend's probe; the prefix ring; the strategy.
 
-use crate::health::HealthState;
 use crate::ids::{BackendId, PrefixKey, SessionKey, Slot};
 use crate::ring::load_bound;
 use crate::strategy::{Candidate, Chance, Rotation, Strategy, pick};
@@ -146,10 +145,7 @@ pub fn choose(
 }
 
 fn may_serve(backend: &BackendView, role: Option<Role>) -> bool {
-    role.is_none_or(|r| r == backend.role)
-        && backend.health == HealthState::Healthy
-        && backend.passage != Passage::Open
-        && !backend.draining
+    role.is_none_or(|r| r == backend.role) && backend.can_serve()
 }
 
 /// The first candidate clockwise from the key that has not more than its share.

@@ -42,15 +42,6 @@ impl Setback {
     }
 }
 
-/// `retry` of the settings.
-#[derive(Debug, Clone, Copy)]
-pub struct RetryRules {
-    /// Attempts in all, the first one included.
-    pub max_attempts: u32,
-    /// Retries as a share of requests (0.2 = one retry for five requests).
-    pub budget_ratio: f64,
-}
-
 /// Keeps retries from multiplying the load of a fleet that is already failing: each request
 /// earns a fraction of a retry, each retry spends one.
 #[derive(Debug)]

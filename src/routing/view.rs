@@ -72,6 +72,13 @@ pub struct BackendView {
     pub draining: bool,
 }
 
+impl BackendView {
+    /// Whether it takes requests now: a half-open one takes one at a time.
+    pub fn can_serve(&self) -> bool {
+        self.health == HealthState::Healthy && self.passage != Passage::Open && !self.draining
+    }
+}
+
 /// Live numbers of one backend, read at the moment of the decision.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Load {

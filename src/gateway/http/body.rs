@@ -3,11 +3,13 @@
 use super::error::Refusal;
 use crate::gateway::{Buffered, BufferedBytes};
 use actix_web::HttpRequest;
+use actix_web::error::PayloadError;
 use actix_web::http::header::CONTENT_LENGTH;
 use actix_web::web::Payload;
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 use std::time::Duration;
+use wire::request::BodyFault;
 
 /// The most that is reserved before bytes have come: a length is only a claim.
 const RESERVE_MAX: usize = 1 << 20;
@@ -67,7 +69,16 @@ async fn collect(
     let mut held = buffered.start();
     let mut body = Body::None;
     while let Some(chunk) = payload.next().await {
-        let chunk = chunk.ok()?;
+        let chunk = match chunk {
+            Ok(chunk) => chunk,
+            Err(PayloadError::EncodingCorrupted | PayloadError::UnknownLength) => {
+                return Some(Err(Refusal::Body(BodyFault {
+                    param: None,
+                    message: "the request body is not framed as its headers say".into(),
+                })));
+            }
+            Err(_) => return None, // the client is gone
+        };
         if body.len() + chunk.len() > limits.bytes {
             return Some(Err(Refusal::TooLarge(limits.bytes)));
         }

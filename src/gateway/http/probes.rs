@@ -4,8 +4,7 @@ use super::worker;
 use crate::gateway::Phase;
 use crate::telemetry::export;
 use actix_web::{HttpRequest, HttpResponse};
-use routing::health::HealthState;
-use routing::view::Passage;
+use routing::view::BackendView;
 use serde_json::json;
 
 /// The process lives.
@@ -18,12 +17,11 @@ pub async fn ready(request: HttpRequest) -> HttpResponse {
     let worker = worker(&request);
     let snapshot = worker.gateway.directory.load();
     let backends = &snapshot.view.backends;
-    let can_serve = backends.iter().filter(|backend| {
-        backend.health == HealthState::Healthy
-            && backend.passage != Passage::Open
-            && !backend.draining
-    });
-    let serving = can_serve.count();
+    // one whose models nobody knows gets no requests
+    let has_models =
+        |backend: &&BackendView| backend.models.iter().any(|models| !models.is_empty());
+    let can_serve = backends.iter().filter(|backend| backend.can_serve());
+    let serving = can_serve.filter(has_models).count();
     let draining = worker.gateway.phase.now() != Phase::Serving;
     let body = json!({
         "ready": serving > 0 && !draining,

@@ -3,6 +3,7 @@
 //! report; dropping it, at the end or because the client left, releases all three.
 
 use super::attempt::Attempt;
+use super::events::{Ending, Events};
 use super::{Call, headers, verdict};
 use crate::gateway::Worker;
 use crate::http::error::{By, ErrorKind, Refusal};
@@ -13,7 +14,7 @@ use actix_web::HttpResponse;
 use actix_web::body::{BodySize, MessageBody};
 use actix_web::http::StatusCode as ClientStatus;
 use actors::backend::Outcome;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::future::LocalBoxFuture;
 use hyper::{HeaderMap, StatusCode};
 use metrics::counter;
@@ -23,13 +24,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::time::Sleep;
 use tracing::warn;
-use verdict::Said;
 use wire::openai::Usage;
-use wire::splice::AnswerEdit;
-use wire::sse::{self, Event, EventEditor, EventScanner};
-
-/// Events up to this are read along with; longer ones pass unread.
-const SCANNED_EVENT_MAX: usize = 256 << 10;
 
 /// An answer that the client shall get.
 pub enum Opened {
@@ -133,16 +128,7 @@ fn stream(mut parts: StreamParts, call: &Call, mut report: Report) -> HttpRespon
         .body
         .length()
         .filter(|_| call.edit.is_none() && !parts.is_events);
-    let events = parts.is_events.then(|| Events {
-        scanner: EventScanner::new(SCANNED_EVENT_MAX),
-        editor: (!call.edit.is_none()).then(|| EventEditor::new(SCANNED_EVENT_MAX)),
-        edit: call.edit.clone(),
-        needs_end: call.route.is_openai_stream(),
-        has_names: call.route.has_named_events(),
-        finished: false,
-        done: false,
-        error: None,
-    });
+    let events = parts.is_events.then(|| Events::new(call));
     let idle_timeout = parts.worker.gateway.settings.upstream.idle_timeout;
     let server = &parts.worker.gateway.settings.server;
     response.body(AnswerBody {
@@ -150,7 +136,7 @@ fn stream(mut parts: StreamParts, call: &Call, mut report: Report) -> HttpRespon
         cutting: Box::pin(parts.worker.gateway.phase.cutting()),
         idle: Box::pin(tokio::time::sleep(idle_timeout)),
         last_chunk: now(),
-        waited: false,
+        waiting_since: None,
         offered: None,
         idle_timeout,
         first: Some(if parts.is_events {
@@ -177,53 +163,6 @@ struct Running {
     attempt: Attempt,
 }
 
-/// What is known of a stream from its events.
-struct Events {
-    scanner: EventScanner,
-    editor: Option<EventEditor>,
-    edit: AnswerEdit,
-    needs_end: bool,
-    /// Whether clients tell events by their `event:` line.
-    has_names: bool,
-    finished: bool,
-    done: bool,
-    error: Option<Option<StatusCode>>,
-}
-
-impl Events {
-    /// Reads along; answers the bytes to send.
-    fn pass(&mut self, chunk: Bytes, report: &mut Report) -> Bytes {
-        let (finished, done, error) = (&mut self.finished, &mut self.done, &mut self.error);
-        self.scanner.feed(&chunk, |event| {
-            let Event::Whole(event) = event else { return };
-            match verdict::of_event(event) {
-                Said::Done => (*finished, *done) = (true, true),
-                Said::Finished(usage) => {
-                    *finished = true;
-                    usage.into_iter().for_each(|usage| report.usage(usage));
-                }
-                Said::Counted(usage) => report.usage(usage),
-                Said::Error(code) => *error = Some(code),
-                Said::Nothing => {}
-            }
-        });
-        match &mut self.editor {
-            Some(editor) => editor.feed(&chunk, |event| self.edit.event(event)),
-            None => chunk,
-        }
-    }
-
-    /// What must come before an event of our own, so that it is one.
-    fn fresh_line(&self) -> &'static [u8] {
-        let boundaries = self.scanner.boundaries();
-        match (boundaries.between_events(), boundaries.in_line()) {
-            (true, _) => b"",
-            (false, false) => b"\n",
-            (false, true) => b"\n\n",
-        }
-    }
-}
-
 /// See the module.
 struct AnswerBody {
     first: Option<Bytes>,
@@ -235,8 +174,8 @@ struct AnswerBody {
     idle_timeout: Duration,
     client_write_timeout: Duration,
     last_chunk: Instant,
-    /// Whether the backend was waited for since the last chunk.
-    waited: bool,
+    /// Since when the backend is waited for; none while the client is.
+    waiting_since: Option<Instant>,
     /// When the client was last given bytes, while it has not come back for more.
     offered: Option<Instant>,
     cutting: LocalBoxFuture<'static, ()>,
@@ -260,44 +199,36 @@ impl AnswerBody {
         if let Some(running) = &mut self.running {
             running.attempt.in_flight().progress();
             // without a wait, the gap is the client's: it was slow to take the last chunk
-            if self.events.is_some() && std::mem::take(&mut self.waited) {
-                let gap = at.saturating_duration_since(self.last_chunk);
+            if let (Some(since), true) = (self.waiting_since, self.events.is_some()) {
+                let gap = at.saturating_duration_since(since.max(self.last_chunk));
                 running.attempt.handles().itl.record(gap.as_secs_f64());
             }
         }
+        self.waiting_since = None;
         self.last_chunk = at;
     }
 
     /// The backend has sent all of it.
     fn end(&mut self) -> Option<Result<Bytes, BrokenAnswer>> {
-        let error = self.events.as_ref().and_then(|events| events.error);
-        let unfinished = self
+        match self
             .events
             .as_ref()
-            .is_some_and(|e| e.needs_end && !e.finished);
-        match error {
-            None if unfinished => {
-                return self.fail(
-                    ErrorKind::StreamCut,
-                    "ended the stream before the answer was finished",
-                );
+            .map_or(Ending::Finished, Events::ending)
+        {
+            Ending::Finished => self.settle(Outcome::Success, None),
+            Ending::Error(code) => {
+                self.settle(verdict::of_code(code), Some(ErrorKind::InStreamError));
             }
-            Some(code) => self.settle(verdict::of_code(code), Some(ErrorKind::InStreamError)),
-            None => self.settle(Outcome::Success, None),
+            Ending::Unfinished => {
+                let what = "ended the stream before the answer was finished";
+                return self.fail(ErrorKind::StreamCut, what);
+            }
         }
-        let rest = self
-            .events
-            .as_mut()
-            .and_then(|events| events.editor.as_mut());
-        let rest = rest
-            .map(EventEditor::finish)
-            .filter(|rest| !rest.is_empty());
-        rest.map(Ok)
+        self.events.as_mut().and_then(Events::rest).map(Ok)
     }
 
-    fn is_finished(&self) -> bool {
-        let events = self.events.as_ref();
-        events.is_some_and(|events| events.needs_end && events.done && events.error.is_none())
+    fn is_done(&self) -> bool {
+        self.events.as_ref().is_some_and(Events::is_done)
     }
 
     fn settle(&mut self, outcome: Outcome, error: Option<ErrorKind>) {
@@ -344,26 +275,21 @@ impl AnswerBody {
     }
 
     fn break_off(&mut self, refusal: &Refusal) -> Result<Bytes, BrokenAnswer> {
-        let Some(events) = &self.events else {
-            return Err(BrokenAnswer);
-        };
-        let mut out = BytesMut::from(events.fresh_line());
-        let json = serde_json::to_vec(&refusal.body()).unwrap_or_default();
-        if events.has_names {
-            out.extend_from_slice(b"event: error\n");
-        }
-        out.extend_from_slice(&sse::data_event(&json));
-        Ok(out.freeze())
+        let events = self.events.as_ref().ok_or(BrokenAnswer)?;
+        Ok(events.error_event(refusal))
     }
 
+    /// Whether the backend has been silent for too long. A client that does not take what was
+    /// sent to it is no silence of the backend's.
     fn poll_idle(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let since = *self.waiting_since.get_or_insert_with(now);
+        let deadline = since + self.idle_timeout;
         loop {
             std::task::ready!(self.idle.as_mut().poll(cx));
-            let deadline = self.last_chunk + self.idle_timeout;
             if now() >= deadline {
                 return Poll::Ready(());
             }
-            // chunks came since the timer was set: sleep on until their deadline
+            // the timer was set for an earlier wait
             self.idle.as_mut().reset(deadline.into());
         }
     }
@@ -422,23 +348,25 @@ impl AnswerBody {
                         return Poll::Ready(Some(Ok(out)));
                     }
                 }
-                // everything had been said: a missing last chunk is no loss
-                Poll::Ready(Some(Err(_))) if this.is_finished() => return Poll::Ready(this.end()),
+                Poll::Ready(Some(Err(_))) if this.is_done() => return Poll::Ready(this.end()),
                 Poll::Ready(Some(Err(_))) => {
-                    return Poll::Ready(this.fail(
-                        ErrorKind::StreamCut,
-                        "closed the connection within its answer",
-                    ));
+                    let what = "closed the connection within its answer";
+                    return Poll::Ready(this.fail(ErrorKind::StreamCut, what));
                 }
                 Poll::Ready(None) => return Poll::Ready(this.end()),
                 Poll::Pending => {
-                    this.waited = true;
-                    if this.cutting.as_mut().poll(cx).is_ready() {
+                    let cutting = this.cutting.as_mut().poll(cx).is_ready();
+                    let idle = this.poll_idle(cx).is_ready();
+                    if (cutting || idle) && this.is_done() {
+                        // everything was said; only the end of the framing is missing
+                        return Poll::Ready(this.end());
+                    }
+                    if cutting {
                         return Poll::Ready(this.cut());
                     }
-                    if this.poll_idle(cx).is_ready() {
-                        let what =
-                            format!("sent nothing for {} s", this.idle_timeout.as_secs_f64());
+                    if idle {
+                        let limit = this.idle_timeout.as_secs_f64();
+                        let what = format!("sent nothing for {limit} s");
                         return Poll::Ready(this.fail(ErrorKind::IdleTimeout, &what));
                     }
                     return Poll::Pending;

@@ -3,6 +3,7 @@
 
 mod answer;
 mod attempt;
+mod events;
 pub mod headers;
 mod patience;
 mod setback;

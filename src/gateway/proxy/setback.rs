@@ -136,21 +136,19 @@ impl Setback {
         let (status, headers) = (reply.status, reply.headers);
         let says_more = verdict::is_object(&body);
         let has_own_key = attempt.backend().spec.api_key.is_some();
-        let mut judged = verdict::of_status(status, headers.contains_key(RETRY_AFTER), says_more);
-        if has_own_key && matches!(status.as_u16(), 401 | 403) {
-            // the key is the operator's, not the client's: the client can do nothing about it
-            judged.outcome = Outcome::Failure;
-        }
+        let judged = verdict::of_status(status, headers.contains_key(RETRY_AFTER), says_more);
         if judged.outcome == Outcome::Backpressure {
             let live = &attempt.backend().live;
             live.rest(headers::retry_after(&headers));
         }
-        attempt.end(judged.outcome);
         if has_own_key && matches!(status.as_u16(), 401 | 403) {
-            // nothing of its words: they may repeat the key
+            // the key is the operator's: the client can do nothing about it, and gets nothing of
+            // the engine's words, which may repeat the key
+            attempt.end(Outcome::Failure);
             let what = format!("answered {status} to the api_key that is configured for it");
             return Setback::unusable(Why::Settled, ErrorKind::Internal, backend, &what);
         }
+        attempt.end(judged.outcome);
         let excerpt = excerpt(&body);
         let numeric = status.as_u16();
         match judged.outcome {
@@ -174,7 +172,8 @@ impl Setback {
         };
         let why = judged.retry.unwrap_or(Why::Settled);
         // a proxy's HTML or plain text is no answer for a client that reads JSON
-        let theirs = says_more || judged.outcome == Outcome::ClientError && !cut;
+        let is_error = status.is_client_error() || status.is_server_error();
+        let theirs = is_error && (says_more || judged.outcome == Outcome::ClientError && !cut);
         let answer = if theirs {
             Given::Theirs(status, headers, body)
         } else {

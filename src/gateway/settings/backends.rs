@@ -1,6 +1,7 @@
 //! The `backends` list.
 
-use super::reader::{Fault, Section};
+use super::fault::Fault;
+use super::reader::Section;
 use super::sections::ExternalStorage;
 use actors::backend::{BackendSpec, BackendUrl, Secret};
 use routing::view::Role;

@@ -1,6 +1,6 @@
 //! Joins the layers (files in order, then the environment) into one tree and fills in `${VAR}`.
 
-use super::reader::{Fault, Faults};
+use super::fault::{Fault, Faults};
 use config::{Config, FileFormat, ValueKind};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -26,7 +26,11 @@ const STANDS_IN: [(&str, &str); 2] = [
 ];
 
 /// Merges the layers; maps are joined, lists and values of later layers replace earlier ones.
-pub fn merge(sources: &[Source], environment: &Environment) -> Result<Value, Faults> {
+/// Values that cannot be filled in are left out of the tree, and reported beside it.
+///
+/// # Errors
+/// When there is no tree, because a file is no YAML.
+pub fn merge(sources: &[Source], environment: &Environment) -> Result<(Value, Vec<Fault>), Faults> {
     let mut builder = Config::builder();
     let mut faults = Vec::new();
     for source in sources {
@@ -59,11 +63,7 @@ pub fn merge(sources: &[Source], environment: &Environment) -> Result<Value, Fau
         faults,
     };
     let tree = fill.value("", merged.cache);
-    if fill.faults.is_empty() {
-        Ok(tree)
-    } else {
-        Err(Faults(fill.faults))
-    }
+    Ok((tree, fill.faults))
 }
 
 fn is_name(text: &str) -> bool {
@@ -89,7 +89,15 @@ impl Fill<'_> {
             ValueKind::I128(n) => n.to_string().into(),
             ValueKind::U128(n) => n.to_string().into(),
             ValueKind::Float(n) => n.into(),
-            ValueKind::String(text) => self.text(path, &text).into(),
+            ValueKind::String(text) => {
+                let before = self.faults.len();
+                let filled = self.text(path, &text);
+                if self.faults.len() > before {
+                    Value::Null
+                } else {
+                    filled.into()
+                }
+            }
             ValueKind::Array(items) => {
                 let items = items.into_iter().enumerate();
                 items

@@ -3,6 +3,7 @@
 //! default and its description; the reference file and `print-config` come from there.
 
 mod backends;
+mod fault;
 mod layers;
 mod reader;
 mod reference;
@@ -10,8 +11,9 @@ mod sections;
 mod suggest;
 mod units;
 
+use fault::Known;
+pub use fault::{Fault, Faults};
 pub use layers::{Environment, Source};
-pub use reader::{Fault, Faults};
 pub use reference::{effective_yaml, reference_yaml};
 pub use sections::{
     BreakerSettings, CacheBackend, CacheSettings, DisaggSettings, DrainSettings, EventSource,
@@ -20,6 +22,7 @@ pub use sections::{
     ServerSettings, UpstreamSettings,
 };
 
+use actix_web::http::header::HeaderName;
 use actors::backend::BackendSpec;
 use reader::{Reader, Section};
 use routing::strategy::Strategy;
@@ -70,18 +73,24 @@ pub struct Loaded {
     /// Valid together.
     pub settings: Settings,
     /// Every key with its effective value, secrets masked, for `print-config`.
-    pub effective: Vec<reader::Known>,
+    pub effective: Vec<Known>,
     /// What is legal but probably not meant.
     pub warnings: Vec<Fault>,
 }
 
 /// Reads layered sources: defaults < files in order < environment. All faults are reported at once.
 pub fn load(sources: &[Source], environment: &Environment) -> Result<Loaded, Faults> {
-    let tree = layers::merge(sources, environment)?;
-    let reader = Reader::new(&tree);
+    let (tree, mut faults) = layers::merge(sources, environment)?;
+    let unresolved = faults.iter().map(|fault| fault.path.clone()).collect();
+    let reader = Reader::new(&tree, unresolved);
     let settings = read(&Section::root(&reader));
-    let (mut faults, mut warnings, effective) = reader.finish(&known_paths());
-    check_together(&settings, &mut faults, &mut warnings);
+    let (found, effective) = reader.finish(&known_paths());
+    let mut warnings = Vec::new();
+    if faults.is_empty() {
+        // with a value missing, what joins values would only repeat that
+        check_together(&settings, &mut faults, &mut warnings);
+    }
+    faults.extend(found);
     if faults.is_empty() {
         return Ok(Loaded {
             settings,
@@ -92,12 +101,25 @@ pub fn load(sources: &[Source], environment: &Environment) -> Result<Loaded, Fau
     Err(Faults(faults))
 }
 
+impl Settings {
+    /// Sections that are switched on and not active in this version.
+    pub fn inactive(&self) -> Vec<&'static str> {
+        let sections = [
+            ("response_cache", self.response_cache.enabled),
+            ("kv_cache_index", self.kv_cache_index.enabled),
+            ("disaggregated_serving", self.disaggregated_serving.enabled),
+        ];
+        let on = sections.into_iter().filter(|(_, enabled)| *enabled);
+        on.map(|(section, _)| section).collect()
+    }
+}
+
 /// Every key there is, with default and description; list elements appear once, as `[]`.
-pub(crate) fn schema() -> Vec<reader::Known> {
+pub(crate) fn schema() -> Vec<Known> {
     let empty = Value::Null;
     let reader = Reader::for_schema(&empty);
     read(&Section::root(&reader));
-    reader.finish(&[]).2
+    reader.finish(&[]).1
 }
 
 fn known_paths() -> Vec<String> {
@@ -124,6 +146,9 @@ fn read(root: &Section<'_>) -> Settings {
         "x-session-id",
         "The request header that names a session, for ConsistentHash.",
     );
+    if HeaderName::from_bytes(session_header.as_bytes()).is_err() {
+        root.fault("session_header", "is not a header name");
+    }
     let prefix_routing = PrefixSettings::read(&root.section("prefix_routing", "Requests that begin alike meet on one backend, until it has more than its share (consistent hashing with bounded loads)."));
     let model_aliases = root.map("model_aliases", "Names that clients may use, and the model that serves each. The top-level `model` of answers and chunks carries the name that the client used.");
     let upstream = UpstreamSettings::read(&root.section("upstream", "Connections to backends. There is no total timeout: a stream may last as long as it flows."));

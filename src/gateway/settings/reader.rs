@@ -1,80 +1,14 @@
 //! Reads typed values out of the merged tree, notes every key with its default and description,
 //! and collects all faults instead of stopping at the first.
 
+use super::fault::{Fault, Known, MASK, Shown, redact_url};
 use super::suggest::nearest;
 use super::units;
 use serde_json::{Map, Value};
 use std::cell::RefCell;
-use std::collections::BTreeMap;
-use std::fmt;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// One thing that is wrong with the settings.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
-    /// The key's path, such as `backends[2].url`.
-    pub path: String,
-    /// What is wrong and what would be right. Never holds a secret's value.
-    pub message: String,
-}
-
-impl Fault {
-    /// A fault at a path.
-    pub fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
-        Fault {
-            path: path.into(),
-            message: message.into(),
-        }
-    }
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.path, self.message)
-    }
-}
-
-/// All that is wrong with the settings.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub struct Faults(pub Vec<Fault>);
-
-impl fmt::Display for Faults {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, fault) in self.0.iter().enumerate() {
-            let end = if i == 0 { "" } else { "\n" };
-            write!(f, "{end}{fault}")?;
-        }
-        Ok(())
-    }
-}
-
-/// A key that exists.
-#[derive(Debug, Clone)]
-pub struct Known {
-    /// With indices in a loaded tree, with `[]` in the schema.
-    pub path: String,
-    /// What it is for.
-    pub doc: &'static str,
-    /// Its effective value, secrets masked; the default in the schema; none for sections.
-    pub value: Shown,
-}
-
-/// A value as it may be printed.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Shown {
-    /// A section begins.
-    Section,
-    /// A value.
-    Value(Value),
-    /// Nothing is set and there is no default.
-    Unset,
-    /// Must be given.
-    Required,
-}
-
-/// What a masked secret looks like.
-const MASK: &str = "***";
 
 #[derive(Default)]
 struct Notes {
@@ -86,15 +20,18 @@ struct Notes {
 /// See the module.
 pub struct Reader<'t> {
     tree: &'t Value,
+    /// Paths whose value is known to be wrong already.
+    unresolved: BTreeSet<String>,
     schema: bool,
     notes: RefCell<Notes>,
 }
 
 impl<'t> Reader<'t> {
-    /// Reads `tree`.
-    pub fn new(tree: &'t Value) -> Self {
+    /// Reads `tree`. Nothing more is said of values at `unresolved` paths.
+    pub fn new(tree: &'t Value, unresolved: BTreeSet<String>) -> Self {
         Reader {
             tree,
+            unresolved,
             schema: false,
             notes: RefCell::default(),
         }
@@ -104,12 +41,12 @@ impl<'t> Reader<'t> {
     pub fn for_schema(tree: &'t Value) -> Self {
         Reader {
             schema: true,
-            ..Reader::new(tree)
+            ..Reader::new(tree, BTreeSet::new())
         }
     }
 
-    /// Faults, warnings and the keys with their values.
-    pub fn finish(self, known: &[String]) -> (Vec<Fault>, Vec<Fault>, Vec<Known>) {
+    /// Faults, and the keys with their values.
+    pub fn finish(self, known: &[String]) -> (Vec<Fault>, Vec<Known>) {
         let notes = self.notes.into_inner();
         let mut faults = notes.faults;
         faults.extend(notes.unknown.into_iter().map(|path| {
@@ -119,7 +56,7 @@ impl<'t> Reader<'t> {
             };
             Fault::new(path, message)
         }));
-        (faults, Vec::new(), notes.known)
+        (faults, notes.known)
     }
 }
 
@@ -201,7 +138,11 @@ impl<'t> Section<'t> {
 
     /// Reports what is wrong with a key of this section.
     pub fn fault(&self, key: &str, message: impl Into<String>) {
-        let fault = Fault::new(join(&self.path, key), message);
+        let path = join(&self.path, key);
+        if self.reader.unresolved.contains(&path) {
+            return; // reported already, with the reason
+        }
+        let fault = Fault::new(path, message);
         self.reader.notes.borrow_mut().faults.push(fault);
     }
 
@@ -336,13 +277,22 @@ impl<'t> Section<'t> {
         self.value(key, doc, show, parse).unwrap_or(default)
     }
 
-    /// A duration such as "15s".
+    /// A duration such as "15s", of at least a millisecond.
     pub fn duration(
         &self,
         key: &'static str,
         default: &'static str,
         doc: &'static str,
     ) -> Duration {
+        let duration = self.pause(key, default, doc);
+        if duration < Duration::from_millis(1) {
+            self.fault(key, "must be at least 1ms");
+        }
+        duration
+    }
+
+    /// A duration that may be zero.
+    pub fn pause(&self, key: &'static str, default: &'static str, doc: &'static str) -> Duration {
         let default = units::duration(default).expect("defaults are well formed");
         self.duration_or(key, Some(default), doc).unwrap_or(default)
     }
@@ -504,17 +454,5 @@ fn as_text(value: &Value) -> Result<String, String> {
             "must be a text, not {}; put it in quotes",
             kind(other)
         )),
-    }
-}
-
-/// A URL without user and password.
-pub fn redact_url(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else {
-        return url.to_owned();
-    };
-    // the last @ of all: an unescaped / or ? in a password must not end the search
-    match rest.rfind('@') {
-        Some(at) => format!("{scheme}://{MASK}@{}", &rest[at + 1..]),
-        None => url.to_owned(),
     }
 }

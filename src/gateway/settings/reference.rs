@@ -1,6 +1,6 @@
 //! Writes settings as YAML: the reference of every key with its default, and what is in effect.
 
-use super::reader::{Known, Shown};
+use super::fault::{Known, Shown};
 use serde_json::Value;
 use std::fmt::Write;
 

@@ -117,13 +117,20 @@ fn what_is_printed_loads_again_to_the_same() {
 fn all_faults_are_reported_at_once_with_paths_and_near_misses() {
     let found = faults(
         "\
-server: {prot: 8080, keep_alive: 75}
+server: {prot: 8080, keep_alive: 75, host: '${NOPE}'}
+logging: {level: 'nonsense=='}
+circuit_breaker: {recovery_timeout: 0s}
+session_header: 'x session'
 selection_strategy: Fastest
 redis: {url: 'redis://x'}
 retry: 5
 backends: [{name: a, url: 'http://a'}, {nme: b, url: 'ftp://b', weight: 0, role: chef}]",
     );
     for expected in [
+        "server.host: needs the environment variable NOPE, which is not set",
+        "logging.level: error parsing level filter: expected one of \"off\", \"error\", \"warn\", \"info\", \"debug\", \"trace\", or a number 0-5",
+        "circuit_breaker.recovery_timeout: must be at least 1ms",
+        "session_header: is not a header name",
         "server.prot: unknown key, did you mean `server.port`?",
         "server.keep_alive: must be a duration with a unit (ms, s, m, h, d), for example \"15s\"",
         "selection_strategy: must be one of RoundRobin, WeightedRoundRobin, Random, LeastConnections, LeastLatency, ConsistentHash, PowerOfTwo",
@@ -140,7 +147,7 @@ backends: [{name: a, url: 'http://a'}, {nme: b, url: 'ftp://b', weight: 0, role:
             "missing: {expected}\n{found:#?}"
         );
     }
-    assert_eq!(found.len(), 10, "{found:#?}");
+    assert_eq!(found.len(), 14, "{found:#?}");
 }
 
 #[test]
@@ -201,7 +208,7 @@ upstream: {connect_timeout: '${F:-3s}'}";
         let expected = format!("{path}: needs the environment variable {name}, which is not set");
         assert!(found.contains(&expected), "missing: {expected}\n{found:#?}");
     }
-    assert_eq!(found.len(), 5);
+    assert_eq!(found.len(), 5, "{found:#?}");
     let set = environment(&[
         ("A", "h"),
         ("B", "p"),

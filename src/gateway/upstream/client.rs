@@ -206,11 +206,6 @@ impl Client {
         }
         pool.retain(|_, queue| !queue.is_empty());
     }
-
-    /// Idle connections, for tests.
-    pub fn idle_count(&self) -> usize {
-        self.0.idle.borrow().values().map(VecDeque::len).sum()
-    }
 }
 
 /// The head of an answer, and its body to be read.

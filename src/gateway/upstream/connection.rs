@@ -37,7 +37,7 @@ impl Connection {
         let stream = TcpStream::connect((host, port)).await?;
         stream.set_nodelay(true)?;
         let (sender, driver) = http1::Builder::new()
-            .max_buf_size(HEAD_BYTES_MAX.max(8192))
+            .max_buf_size(HEAD_BYTES_MAX)
             .handshake(TokioIo::new(Socket::new(stream)))
             .await
             .map_err(io::Error::other)?;

@@ -80,24 +80,34 @@ impl Prober for HttpProber {
         &self,
         spec: &BackendSpec,
         timeout: Duration,
-    ) -> LocalBoxFuture<'static, Option<Vec<Arc<str>>>> {
+    ) -> LocalBoxFuture<'static, Result<Vec<Arc<str>>, String>> {
         let (client, counts) = (self.client.clone(), self.counts.clone());
         let (url, outgoing) = (spec.url.clone(), self.ask(spec, "/v1/models"));
         let ask = async move {
-            let mut reply = client.send(&url, &outgoing, &counts).await.ok()?;
+            let sent = client.send(&url, &outgoing, &counts).await;
+            let mut reply = sent.map_err(|error| error.to_string())?;
             if !reply.status.is_success() {
-                return None;
+                return Err(format!("/v1/models answered {}", reply.status));
             }
             let mut body = Vec::new();
             while let Some(chunk) = reply.body.chunk().await {
-                body.extend_from_slice(&chunk.ok()?);
+                let chunk = chunk.map_err(|_| "/v1/models broke off".to_owned())?;
+                body.extend_from_slice(&chunk);
                 if body.len() > MODELS_BYTES_MAX {
-                    return None;
+                    return Err(format!(
+                        "/v1/models is longer than {MODELS_BYTES_MAX} bytes"
+                    ));
                 }
             }
-            let list: ModelList = serde_json::from_slice(&body).ok()?;
-            Some(list.data.into_iter().map(|card| card.id.into()).collect())
+            let list: ModelList = serde_json::from_slice(&body)
+                .map_err(|_| "/v1/models is not a list of models".to_owned())?;
+            Ok(list.data.into_iter().map(|card| card.id.into()).collect())
         };
-        async move { tokio::time::timeout(timeout, ask).await.ok().flatten() }.boxed_local()
+        let late = || "/v1/models did not answer in time".to_owned();
+        async move {
+            let answer = tokio::time::timeout(timeout, ask).await;
+            answer.unwrap_or_else(|_| Err(late()))
+        }
+        .boxed_local()
     }
 }

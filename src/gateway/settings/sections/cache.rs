@@ -1,6 +1,7 @@
 //! `response_cache`.
 
-use crate::settings::reader::{Fault, Section};
+use crate::settings::fault::Fault;
+use crate::settings::reader::Section;
 use actors::backend::Secret;
 use std::time::Duration;
 

@@ -1,6 +1,7 @@
 //! `disaggregated_serving`, and the storage that workers share.
 
-use crate::settings::reader::{Fault, Section};
+use crate::settings::fault::Fault;
+use crate::settings::reader::Section;
 use actors::backend::{BackendSpec, Secret};
 use routing::view::Role;
 use std::time::Duration;

@@ -1,6 +1,7 @@
 //! `kv_cache_index`.
 
-use crate::settings::reader::{Fault, Section};
+use crate::settings::fault::Fault;
+use crate::settings::reader::Section;
 use std::time::Duration;
 
 /// `kv_cache_index`.

@@ -87,7 +87,7 @@ impl RetrySettings {
                 (0.2, 0.0, 1.0),
                 "Retries allowed as a share of requests, per worker thread.",
             ),
-            backoff_max: s.duration(
+            backoff_max: s.pause(
                 "backoff_max",
                 "25ms",
                 "A second attempt waits a random time up to this.",

@@ -2,6 +2,7 @@
 
 use crate::settings::reader::Section;
 use std::time::Duration;
+use tracing_subscriber::EnvFilter;
 
 /// `server`.
 #[derive(Debug, Clone)]
@@ -60,8 +61,8 @@ pub struct DrainSettings {
 impl DrainSettings {
     pub(in crate::settings) fn read(s: &Section<'_>) -> Self {
         DrainSettings {
-            delay: s.duration("delay", "0s", "How long /ready answers 503 while requests are still accepted, so that load balancers can look away. Set it to two probe intervals of your balancer."),
-            timeout: s.duration("timeout", "30s", "How long running requests may go on; streams still open then end with an error event."),
+            delay: s.pause("delay", "0s", "How long /ready answers 503 while requests are still accepted, so that load balancers can look away. Set it to two probe intervals of your balancer."),
+            timeout: s.pause("timeout", "30s", "How long running requests may go on; streams still open then end with an error event."),
         }
     }
 }
@@ -88,10 +89,14 @@ pub struct LoggingSettings {
 
 impl LoggingSettings {
     pub(in crate::settings) fn read(s: &Section<'_>) -> Self {
-        LoggingSettings {
+        let settings = LoggingSettings {
             level: s.text("level", "info", "error, warn, info, debug or trace; also per module, for example \"info,actors=debug\"."),
             format: s.choice("format", &[("text", LogFormat::Text), ("json", LogFormat::Json)], "text", "text or json."),
             access: s.flag("access", true, "One line per request."),
+        };
+        if let Err(error) = EnvFilter::try_new(&settings.level) {
+            s.fault("level", error.to_string());
         }
+        settings
     }
 }

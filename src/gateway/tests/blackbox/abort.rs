@@ -2,7 +2,7 @@
 //! of it is left: counts, permits, the half-open probe.
 
 use crate::support::sse::{DONE, delta, finish};
-use crate::support::{MODEL, Upstream, chat_stream, ms, user};
+use crate::support::{Upstream, chat_stream, ms, user};
 use actix_web::body::MessageBody;
 use actix_web::dev::{Service, ServiceResponse};
 use actix_web::test::{TestRequest, init_service};
@@ -211,7 +211,7 @@ async fn a_half_open_probe_dropped_at_any_wait_is_free_again() {
             snapshot.entries[at].clone(),
         )
     };
-    let mut probes = 0;
+    let (mut put_back, mut told_something) = (0, 0);
     for allowed in 0..40 {
         // a failure opens b; the engine itself is fine, so that its probe waits at every point
         let (_, b) = entry("b");
@@ -250,8 +250,15 @@ async fn a_half_open_probe_dropped_at_any_wait_is_free_again() {
             settled = before.ticket.is_free() || told();
         }
         assert!(settled, "the probe is stuck after {allowed} waits");
-        probes += 1;
+        if told() {
+            told_something += 1;
+        } else {
+            put_back += 1;
+        }
     }
-    assert_eq!(probes, 40);
-    assert_eq!(MODEL, "m");
+    // a request that waits little is dropped before it said anything, one that waits long is not
+    assert!(
+        put_back >= 2 && told_something >= 2,
+        "{put_back} put back, {told_something} told"
+    );
 }

@@ -6,9 +6,11 @@ use crate::support::{Client, Gateway, Upstream, chat, chat_stream, ms, user, wai
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-/// Far above what is measured (load-tests/budgets.md: a few milliseconds), far below the first
-/// moment at which a write would notice.
+/// Any single try: far below the first moment at which a write would notice.
 const NOTICED_WITHIN: Duration = Duration::from_secs(2);
+/// The best try of a stage: the promise. Measured are fractions of a millisecond
+/// (load-tests/budgets.md); a busy machine may spoil a try, not all of them.
+const PROMISED_WITHIN: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Clone, Copy)]
 enum Leave {
@@ -20,6 +22,11 @@ enum Leave {
 const WAYS: [Leave; 3] = [Leave::Fin, Leave::Reset, Leave::HalfClose];
 
 /// Leaves; the half-closed connection must stay open on this side until the end of the stage.
+fn assert_promise(took: &[Duration]) {
+    let best = took.iter().min().unwrap();
+    assert!(*best < PROMISED_WITHIN, "{took:?}");
+}
+
 fn leave(mut client: Client, how: Leave) -> Option<Client> {
     match how {
         Leave::Fin => client.leave(),
@@ -33,7 +40,7 @@ fn leave(mut client: Client, how: Leave) -> Option<Client> {
 }
 
 /// Waits for both, and prints how long they took: `cargo nextest run cancellation --no-capture`.
-fn measure(stage: &str, how: Leave, engine: Option<&Upstream>, gateway: &Gateway) {
+fn measure(stage: &str, how: Leave, engine: Option<&Upstream>, gateway: &Gateway) -> Duration {
     let left = Instant::now();
     let mut closed = Duration::ZERO;
     if let Some(engine) = engine {
@@ -55,12 +62,14 @@ fn measure(stage: &str, how: Leave, engine: Option<&Upstream>, gateway: &Gateway
     println!(
         "{stage}, {how:?}: engine's connection closed after {closed:?}, counters at zero after {zero:?}"
     );
+    zero.max(closed)
 }
 
 #[test]
 fn a_client_that_leaves_within_its_body_leaves_nothing() {
     let engine = Upstream::json("{}");
     let gateway = Gateway::start(&[("a", &engine)], "");
+    let mut took = vec![];
     for how in WAYS {
         let mut client = Client::connect(&gateway);
         client.send("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n{\"model\":\"m\",");
@@ -68,8 +77,9 @@ fn a_client_that_leaves_within_its_body_leaves_nothing() {
             gateway.inner.buffered.bytes() > 0
         });
         let _half = leave(client, how);
-        measure("body upload", how, None, &gateway);
+        took.push(measure("body upload", how, None, &gateway));
     }
+    assert_promise(&took);
     assert_eq!(engine.requests().len(), 0);
 }
 
@@ -91,19 +101,22 @@ fn a_client_that_leaves_while_the_engine_does_not_accept_leaves_nothing() {
     let backends = format!("  - {{ name: a, url: 'http://{address}', models: [m] }}\n");
     let settings = "health_checks: {enabled: false}\nupstream: {connect_timeout: 60s}";
     let gateway = Gateway::with(&backends, settings);
+    let mut took = vec![];
     for how in WAYS {
         let mut client = Client::connect(&gateway);
         client.start_chat(chat(&user("hi")));
         wait_until("connecting", NOTICED_WITHIN, || gateway.in_flight("a") == 1);
         let _half = leave(client, how);
-        measure("connect", how, None, &gateway);
+        took.push(measure("connect", how, None, &gateway));
     }
+    assert_promise(&took);
 }
 
 #[test]
 fn a_client_that_leaves_before_the_head_ends_the_engines_work() {
     let engine = Upstream::start(|_, wire| wire.hang());
     let gateway = Gateway::start(&[("a", &engine)], "");
+    let mut took = vec![];
     for (n, how) in WAYS.into_iter().cycle().take(6).enumerate() {
         let mut client = Client::connect(&gateway);
         let body = if n < 3 {
@@ -119,8 +132,9 @@ fn a_client_that_leaves_before_the_head_ends_the_engines_work() {
         } else {
             "waiting for the head, streamed"
         };
-        measure(stage, how, Some(&engine), &gateway);
+        took.push(measure(stage, how, Some(&engine), &gateway));
     }
+    assert_promise(&took);
     // and nobody retried for the dead
     assert_eq!(engine.requests().len(), 6);
     assert_eq!(gateway.metric("tidegate_retries_total", &[]), 0.0);
@@ -140,18 +154,20 @@ fn a_client_that_leaves_an_idle_stream_is_noticed_though_nothing_is_written() {
         wire.hang(); // in prefill
     });
     let gateway = Gateway::start(&[("a", &engine)], "");
+    let mut took = vec![];
     for (n, how) in WAYS.into_iter().enumerate() {
         let mut client = Client::connect(&gateway);
         client.start_chat(chat_stream(&user("hi")));
         engine.wait_for_requests(n + 1);
         let _half = leave(client, how);
-        measure(
+        took.push(measure(
             "idle stream before its first event",
             how,
             Some(&engine),
             &gateway,
-        );
+        ));
     }
+    assert_promise(&took);
 }
 
 #[test]
@@ -165,6 +181,7 @@ fn a_client_that_leaves_between_or_within_chunks_is_noticed() {
         wire.hang();
     });
     let gateway = Gateway::start(&[("a", &engine)], "");
+    let mut took = vec![];
     for (n, how) in WAYS.into_iter().flat_map(|how| [how, how]).enumerate() {
         let mut client = Client::connect(&gateway);
         client.start_chat(chat_stream(&user("hi")));
@@ -176,8 +193,9 @@ fn a_client_that_leaves_between_or_within_chunks_is_noticed() {
         } else {
             "idle stream after an event"
         };
-        measure(stage, how, Some(&engine), &gateway);
+        took.push(measure(stage, how, Some(&engine), &gateway));
     }
+    assert_promise(&took);
 }
 
 #[test]
@@ -193,6 +211,7 @@ fn a_client_that_leaves_while_a_second_attempt_waits_gets_none() {
         gateway.metric("tidegate_backend_requests_total", &["backend=\"a\""]) > 0.0
     });
     let _half = leave(client, Leave::Fin);
-    measure("back-off", Leave::Fin, None, &gateway);
+    let took = measure("back-off", Leave::Fin, None, &gateway);
+    assert_promise(&[took]);
     assert_eq!(engine.requests().len(), 0);
 }

@@ -666,6 +666,43 @@ fn statuses_that_are_no_answer_to_a_request_are_a_bad_gateway() {
 }
 
 #[test]
+fn a_redirect_of_an_engine_is_a_bad_gateway_though_it_speaks_json() {
+    let engine = Upstream::start(|_, wire| {
+        let headers = "location: http://10.0.0.1/\r\ncontent-type: application/json\r\n";
+        wire.answer("301 Moved", headers, r#"{"detail":"moved"}"#);
+    });
+    let gateway = Gateway::start(&[("a", &engine)], "");
+    let answer = gateway.chat(&chat(&user("hi")));
+    assert_eq!(answer.status, 502, "{answer:?}");
+    assert_eq!(answer.header("location"), None);
+}
+
+#[test]
+fn a_body_that_is_not_framed_as_announced_is_refused_and_reaches_no_engine() {
+    let engine = Upstream::json("{}");
+    let gateway = Gateway::start(&[("a", &engine)], "");
+    let mut client = Client::connect(&gateway);
+    client.send("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\n{\"mod");
+    client.send("el\r\nnot a chunk size\r\n");
+    let answer = client.answer();
+    assert_eq!(answer.status, 400, "{answer:?}");
+    assert_eq!(engine.count(), 0);
+    gateway.assert_idle();
+}
+
+#[test]
+fn readiness_waits_for_a_backend_that_says_what_it_serves() {
+    let engine = Upstream::start(|_, wire| {
+        wire.json("404 Not Found", "{}");
+    });
+    let backends = format!("  - {{ name: a, url: 'http://{}' }}\n", engine.address);
+    let gateway = Gateway::with(&backends, "");
+    engine.wait_for_requests(2); // it was asked for its models, twice
+    assert_eq!(client::get(&gateway, "/ready").status, 503);
+    assert_eq!(gateway.chat(&chat(&user("hi"))).status, 503);
+}
+
+#[test]
 fn bytes_behind_an_answer_are_never_taken_for_the_next_one() {
     let engine = Upstream::start(|_, wire| {
         let behind = "HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\n{\"other\":\"\"}";

@@ -730,6 +730,59 @@ fn comments_between_events_pass() {
 }
 
 #[test]
+fn nothing_follows_the_end_of_a_stream_whose_connection_stays_open_or_breaks() {
+    let engine = Upstream::start(|request, wire| {
+        wire.stream_head();
+        wire.chunk(sse::stream(&["hi"]));
+        match request.number {
+            0 => wire.hang(), // never sends the last chunk
+            _ => wire.reset(),
+        }
+    });
+    let gateway = Gateway::start(&[("a", &engine)], "upstream: { idle_timeout: 200ms }");
+    for _ in 0..2 {
+        let answer = gateway.chat(&chat_stream(&user("hi")));
+        assert_eq!(answer.text(), sse::stream(&["hi"]), "{answer:?}");
+        assert_eq!(answer.ended, Ended::Clean);
+    }
+    assert_eq!(gateway.metric("tidegate_errors_total", &[]), 0.0);
+    let success = ["outcome=\"success\""];
+    assert_eq!(
+        gateway.metric("tidegate_backend_requests_total", &success),
+        2.0
+    );
+}
+
+#[test]
+fn a_pause_of_the_client_is_not_held_against_the_engine() {
+    // so much that the client's pause fills every buffer on the way, and then a silence
+    let (text, taken) = ("x".repeat(64 << 10), Signal::new());
+    let go = taken.clone();
+    let engine = Upstream::start(move |_, wire| {
+        wire.stream_head();
+        for _ in 0..300 {
+            wire.chunk(delta(&text));
+        }
+        go.wait(); // the client has taken all of it by now
+        wire.chunk(finish("stop"));
+        wire.chunk(DONE);
+        wire.end();
+    });
+    let gateway = Gateway::start(&[("a", &engine)], "upstream: { idle_timeout: 400ms }");
+    let mut client = Client::connect_small(&gateway, 16 << 10);
+    client.start_chat(chat_stream(&user("hi")));
+    let mut answer = client.head();
+    std::thread::sleep(ms(900)); // reads nothing for longer than the engine may be silent
+    let all = 300 * delta(&"x".repeat(64 << 10)).len();
+    while answer.body.len() < all {
+        assert!(client.next_piece(&mut answer), "{answer:.300?}");
+    }
+    taken.raise();
+    assert!(client.read_until(&mut answer, "[DONE]"), "{answer:.300?}");
+    assert_eq!(gateway.metric("tidegate_errors_total", &[]), 0.0);
+}
+
+#[test]
 fn a_reader_that_pauses_for_longer_than_the_idle_limit_still_gets_all() {
     let text = "x".repeat(64 << 10);
     let stream = sse::stream(&vec![&*text; 300]);
