@@ -1,6 +1,7 @@
 //! What clients and engines say on the wire: OpenAI bodies and server-sent events.
 //! Types and byte-level helpers only; no I/O. Shared by the gateway and the engine simulator.
 
+pub mod kv_events;
 pub mod openai;
 pub mod request;
 pub mod splice;
