@@ -5,8 +5,10 @@
 //! known, [`ring`] keeps equal prefixes together, [`breaker`] and [`health`] say who may serve,
 //! [`retry`] says when a second attempt is allowed, [`prefix_key`] says what a prefix is.
 
+pub mod block;
 pub mod breaker;
 pub mod choose;
+pub mod event_stream;
 pub mod health;
 pub mod ids;
 pub mod prefix_key;
