@@ -11,6 +11,7 @@ pub mod choose;
 pub mod event_stream;
 pub mod health;
 pub mod ids;
+pub mod prefix_index;
 pub mod prefix_key;
 pub mod retry;
 pub mod ring;
