@@ -11,5 +11,7 @@ pub mod circuit_breaker;
 pub mod cluster;
 pub mod directory;
 pub mod health_checker;
+pub mod index_shard;
+pub mod kv_subscriber;
 pub mod router;
 pub mod support;

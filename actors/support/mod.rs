@@ -1,5 +1,6 @@
 //! What actors share: watching children die, limits on restarts, published snapshots.
 
+pub mod bounded;
 pub mod fault;
 pub mod published;
 pub mod supervise;

@@ -1,0 +1,322 @@
+//! Owns the prefix index of some backends: takes in what their engines announce, in order, and
+//! answers how much of a prompt each holder has. Runs on a thread of its own.
+
+use crate::support::bounded::Permit;
+use crate::support::published::Published;
+use actix::{Actor, AsyncContext, Context, Handler, Message};
+use routing::block::{BlockHash, Realm};
+use routing::prefix_index::{HolderId, Limits, PrefixIndex, Run, Seconds, StoredRun, Tier};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+use wire::kv_events::{KvEvent, Medium, Odd, Stored};
+
+/// Changes in one message: keeps an actor's turn under 100 us.
+pub const OPS_PER_MESSAGE_MAX: usize = 256;
+/// Messages with changes on their way to one shard: a replay must not queue up before lookups.
+pub const MESSAGES_MAX: usize = 4;
+/// How often expired entries are looked for, and how many at a time.
+const SWEEP_INTERVAL: std::time::Duration = std::time::Duration::from_millis(100);
+const SWEEP_BUDGET: usize = 500;
+
+/// An engine whose events this shard takes in.
+#[derive(Debug, Clone)]
+pub struct SourceSpec {
+    /// The model that its blocks are of, where no adapter is named.
+    pub model: Arc<str>,
+    /// The storage namespace that it writes to, if any.
+    pub writes: Option<HolderId>,
+    /// `treat_eviction_as_offload`: what it evicts is taken to be in storage, unless it announces
+    /// offloads itself.
+    pub assume_offload: bool,
+    /// `storage_offloading.enabled`: storage copies count.
+    pub storage: bool,
+}
+
+/// One change, in the order of the engine's stream.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Op {
+    /// An event.
+    Event(KvEvent),
+    /// What this engine announced so far is void.
+    Forget,
+}
+
+/// Takes changes in. Those of an older epoch than the source's latest are dropped.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct ApplyEvents {
+    /// Whose.
+    pub source: HolderId,
+    /// Counts the source's connections and restarts.
+    pub epoch: u64,
+    /// At most [`OPS_PER_MESSAGE_MAX`].
+    pub ops: Vec<Op>,
+    /// Bounds these messages; absent in tests only.
+    pub permit: Option<Permit>,
+}
+
+/// Asks who has how much of a prompt.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "Vec<Run>")]
+pub struct FindOverlap {
+    /// The prompt's blocks.
+    pub chain: Arc<[BlockHash]>,
+}
+
+/// A prompt was sent to a holder; until `hold` has passed it counts as held there.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "()")]
+pub struct Dispatched {
+    /// Where to.
+    pub holder: HolderId,
+    /// Its blocks.
+    pub chain: Arc<[BlockHash]>,
+    /// In whole seconds, at least 1.
+    pub hold: std::time::Duration,
+}
+
+/// How a dispatch went on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// It failed or was cancelled before its first byte: it proves nothing.
+    Withdrawn,
+    /// It was served: what it used is in use.
+    Served,
+}
+
+/// A dispatch that was announced with [`Dispatched`] has ended.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "()")]
+pub struct DispatchEnded {
+    /// Where it was sent to.
+    pub holder: HolderId,
+    /// Its blocks.
+    pub chain: Arc<[BlockHash]>,
+    /// How it went.
+    pub fate: Fate,
+}
+
+/// What the shard holds and has seen, for metrics.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ShardGauges {
+    /// Pairs of block and holder.
+    pub entries: usize,
+    /// Different blocks.
+    pub blocks: usize,
+    /// Blocks that were stored or removed.
+    pub applied: u64,
+    /// Blocks that nothing was known of: their parent, or themselves.
+    pub unknown: u64,
+    /// Events that were of no use, by [`Odd`].
+    pub odd: [u64; 5],
+    /// Messages of an older epoch.
+    pub stale: u64,
+}
+
+/// See the module.
+pub struct IndexShard {
+    index: PrefixIndex,
+    sources: HashMap<HolderId, Source>,
+    gauges: ShardGauges,
+    published: Published<ShardGauges>,
+    started: Instant,
+}
+
+struct Source {
+    spec: SourceSpec,
+    epoch: u64,
+    announces_offloads: bool,
+}
+
+impl IndexShard {
+    /// An empty index for these sources.
+    pub fn new(
+        limits: Limits,
+        sources: HashMap<HolderId, SourceSpec>,
+        published: Published<ShardGauges>,
+    ) -> Self {
+        let sources = sources.into_iter().map(|(holder, spec)| {
+            let source = Source {
+                spec,
+                epoch: 0,
+                announces_offloads: false,
+            };
+            (holder, source)
+        });
+        IndexShard {
+            index: PrefixIndex::new(limits),
+            sources: sources.collect(),
+            gauges: ShardGauges::default(),
+            published,
+            started: now(),
+        }
+    }
+
+    fn seconds(&self) -> Seconds {
+        let elapsed = now().saturating_duration_since(self.started).as_secs();
+        Seconds::try_from(elapsed).unwrap_or(Seconds::MAX)
+    }
+
+    fn apply(&mut self, holder: HolderId, op: Op) {
+        let now = self.seconds();
+        match op {
+            Op::Forget => self.index.forget(holder),
+            Op::Event(KvEvent::Stored(stored)) => self.stored(holder, &stored, now),
+            Op::Event(KvEvent::Removed { hashes, medium }) => {
+                self.removed(holder, &hashes, (medium, now));
+            }
+            Op::Event(KvEvent::Offloaded { hashes }) => self.offloaded(holder, &hashes, now),
+            Op::Event(KvEvent::Cleared) => self.index.forget(holder),
+            Op::Event(KvEvent::Odd(odd)) => self.gauges.odd[odd_index(odd)] += 1,
+        }
+    }
+
+    fn stored(&mut self, holder: HolderId, stored: &Stored, now: Seconds) {
+        let Some(source) = self.sources.get(&holder) else {
+            return;
+        };
+        let tier = tier(stored.medium);
+        if tier == Tier::Storage && !source.spec.storage {
+            return;
+        }
+        let run = StoredRun {
+            realm: Realm {
+                model: stored.lora.as_deref().unwrap_or(&source.spec.model),
+                cache_salt: stored.cache_salt.as_deref(),
+                block_size: stored.block_size,
+            },
+            hashes: &stored.hashes,
+            parent: stored.parent,
+            tokens: &stored.tokens,
+            tier,
+        };
+        let applied = self.index.store(holder, &run, now);
+        self.gauges.applied += applied.blocks as u64;
+        self.gauges.unknown += applied.unknown as u64;
+    }
+
+    fn removed(&mut self, holder: HolderId, hashes: &[u64], (medium, now): (Medium, Seconds)) {
+        let (applied, gone) = self.index.remove(holder, hashes, tier(medium));
+        self.gauges.applied += applied.blocks as u64;
+        self.gauges.unknown += applied.unknown as u64;
+        let Some(source) = self.sources.get(&holder) else {
+            return;
+        };
+        let assume =
+            source.spec.assume_offload && source.spec.storage && !source.announces_offloads;
+        if medium == Medium::Gpu && assume {
+            // into the namespace that it writes, else a copy that only itself can reach
+            let keeper = source.spec.writes.unwrap_or(holder);
+            self.index.put_stored(keeper, &gone, Tier::Assumed, now);
+        }
+    }
+
+    fn offloaded(&mut self, holder: HolderId, hashes: &[u64], now: Seconds) {
+        let Some(source) = self.sources.get_mut(&holder) else {
+            return;
+        };
+        source.announces_offloads = true;
+        let (storage, keeper) = (source.spec.storage, source.spec.writes.unwrap_or(holder));
+        let (applied, gone) = self.index.remove(holder, hashes, Tier::Gpu);
+        self.gauges.applied += applied.blocks as u64;
+        self.gauges.unknown += applied.unknown as u64;
+        if storage {
+            self.index.put_stored(keeper, &gone, Tier::Storage, now);
+        }
+    }
+
+    fn publish(&mut self) {
+        self.gauges.entries = self.index.entries();
+        self.gauges.blocks = self.index.blocks();
+        self.published.publish(self.gauges);
+    }
+}
+
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
+fn tier(medium: Medium) -> Tier {
+    match medium {
+        Medium::Gpu => Tier::Gpu,
+        Medium::Cpu => Tier::Cpu,
+        Medium::Storage => Tier::Storage,
+    }
+}
+
+fn odd_index(odd: Odd) -> usize {
+    match odd {
+        Odd::Kind => 0,
+        Odd::Field => 1,
+        Odd::TokenCount => 2,
+        Odd::Medium => 3,
+        Odd::Group => 4,
+    }
+}
+
+impl Actor for IndexShard {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        ctx.run_interval(SWEEP_INTERVAL, |this, _| {
+            let now = this.seconds();
+            this.index.sweep(now, SWEEP_BUDGET);
+            this.publish();
+        });
+    }
+}
+
+impl Handler<ApplyEvents> for IndexShard {
+    type Result = ();
+
+    fn handle(&mut self, events: ApplyEvents, _: &mut Self::Context) {
+        let Some(source) = self.sources.get_mut(&events.source) else {
+            return;
+        };
+        if events.epoch < source.epoch {
+            self.gauges.stale += 1;
+            return;
+        }
+        if events.epoch > source.epoch {
+            source.epoch = events.epoch;
+            source.announces_offloads = false;
+        }
+        for op in events.ops {
+            self.apply(events.source, op);
+        }
+    }
+}
+
+impl Handler<FindOverlap> for IndexShard {
+    type Result = Vec<Run>;
+
+    fn handle(&mut self, find: FindOverlap, _: &mut Self::Context) -> Vec<Run> {
+        self.index.find_overlap(&find.chain)
+    }
+}
+
+impl Handler<Dispatched> for IndexShard {
+    type Result = ();
+
+    fn handle(&mut self, sent: Dispatched, _: &mut Self::Context) {
+        let now = self.seconds();
+        let hold = Seconds::try_from(sent.hold.as_secs().max(1)).unwrap_or(Seconds::MAX);
+        let until = now.saturating_add(hold);
+        self.index.speculate(sent.holder, &sent.chain, (now, until));
+    }
+}
+
+impl Handler<DispatchEnded> for IndexShard {
+    type Result = ();
+
+    fn handle(&mut self, ended: DispatchEnded, _: &mut Self::Context) {
+        let now = self.seconds();
+        match ended.fate {
+            Fate::Withdrawn => self.index.withdraw(ended.holder, &ended.chain),
+            Fate::Served => self.index.refresh(ended.holder, &ended.chain, now),
+        }
+    }
+}
+
+crate::support::fault::panics_on_request!(IndexShard);

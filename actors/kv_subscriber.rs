@@ -1,0 +1,282 @@
+//! One engine's event stream: connects, keeps the frames in order, asks for what was missed, and
+//! hands changes to the engine's shard. An unreachable engine is a normal state.
+
+use crate::index_shard::{ApplyEvents, OPS_PER_MESSAGE_MAX, Op};
+use crate::support::bounded::Permits;
+use crate::support::published::Published;
+use crate::support::watch::Watch;
+use actix::{Actor, AsyncContext, Context, Message, Recipient, WrapFuture};
+use futures_util::future::LocalBoxFuture;
+use routing::event_stream::{Action, EventStream, Tally};
+use routing::prefix_index::HolderId;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tracing::{info, warn};
+use wire::kv_events::{Batch, Undecodable};
+
+/// A replay that sends nothing for so long is over: engines drop replies, the end marker too, when
+/// a queue is full.
+const REPLAY_IDLE: Duration = Duration::from_secs(2);
+/// The longest wait between two attempts to connect.
+const RECONNECT_MAX: Duration = Duration::from_secs(60);
+
+/// What comes from an engine.
+#[derive(Debug)]
+pub enum Frame {
+    /// A live frame and its number.
+    Live(u64, Result<Batch, Undecodable>),
+    /// A replayed one.
+    Replayed(u64, Result<Batch, Undecodable>),
+    /// The end of a replay.
+    ReplayEnd,
+}
+
+/// An open stream.
+pub trait EventConnection {
+    /// The next frame; an error when the connection is gone. Dropping the future loses nothing.
+    fn next(&mut self) -> LocalBoxFuture<'_, Result<Frame, String>>;
+    /// Asks for all frames from this number on.
+    fn replay(&mut self, from: u64) -> LocalBoxFuture<'_, Result<(), String>>;
+}
+
+/// Opens streams. The gateway has one for each scheme of `event_sources[].endpoint`.
+pub trait EventTransport {
+    /// Connects; must end by itself in bounded time.
+    fn connect(&self) -> LocalBoxFuture<'static, Result<Box<dyn EventConnection>, String>>;
+    /// Whether what was missed can be asked for again.
+    fn can_replay(&self) -> bool;
+}
+
+/// How a stream is doing, for metrics and for routing by mode.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct StreamState {
+    /// Whether frames come.
+    pub connected: bool,
+    /// The number of the last applied frame.
+    pub last_seq: Option<u64>,
+    /// When the engine made it, in Unix seconds.
+    pub last_ts: f64,
+    /// Tokens per block, as the engine announces them.
+    pub block_size: Option<u32>,
+    /// Connections so far.
+    pub connections: u64,
+    /// Frames that could not be read.
+    pub undecodable: u64,
+    /// What the ordering saw.
+    pub tally: Tally,
+}
+
+/// The subscriber of this source has ended, by a panic.
+#[derive(Debug, Clone, Copy, Message)]
+#[rtype(result = "()")]
+pub struct SubscriberExited {
+    /// Whose events it read.
+    pub source: HolderId,
+}
+
+/// See the module. Holds one future, which does the waiting.
+pub struct KvSubscriber {
+    subscription: Option<Subscription>,
+    _watch: Watch<SubscriberExited>,
+}
+
+impl KvSubscriber {
+    /// A subscriber that begins when it is started.
+    pub fn new(subscription: Subscription, watch: Watch<SubscriberExited>) -> Self {
+        KvSubscriber {
+            subscription: Some(subscription),
+            _watch: watch,
+        }
+    }
+}
+
+impl Actor for KvSubscriber {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        if let Some(subscription) = self.subscription.take() {
+            ctx.spawn(subscription.run().into_actor(self));
+        }
+    }
+}
+
+crate::support::fault::panics_on_request!(KvSubscriber);
+
+/// What a subscriber needs to know.
+#[derive(Clone)]
+pub struct Subscription {
+    /// For logs.
+    pub backend: Arc<str>,
+    /// Whose blocks these are.
+    pub source: HolderId,
+    /// Before the first reconnect; doubles up to a minute.
+    pub reconnect: Duration,
+    /// How to connect.
+    pub transport: Rc<dyn EventTransport>,
+    /// Where changes go.
+    pub shard: Recipient<ApplyEvents>,
+    /// Shared by all subscribers of that shard.
+    pub permits: Permits,
+    /// Where the state is seen.
+    pub state: Published<StreamState>,
+}
+
+/// What is known of the stream, over all connections.
+struct Session {
+    stream: EventStream<Batch>,
+    epoch: u64,
+    ops: Vec<Op>,
+    state: StreamState,
+}
+
+impl Subscription {
+    /// Runs until it is dropped: connects, reads, and connects again.
+    async fn run(self) {
+        let mut session = Session {
+            stream: EventStream::new(self.transport.can_replay()),
+            epoch: 0,
+            ops: Vec::new(),
+            state: StreamState::default(),
+        };
+        let mut failures = 0u32;
+        loop {
+            match self.transport.connect().await {
+                Ok(connection) => {
+                    failures = 0;
+                    let reason = self.read(connection, &mut session).await;
+                    warn!(backend = %self.backend, reason, "KV event stream ended");
+                }
+                // each attempt fails alike: the first one is news
+                Err(reason) if failures == 0 => {
+                    warn!(backend = %self.backend, reason, "KV event stream cannot be opened");
+                }
+                Err(_) => {}
+            }
+            session.stream.disconnected();
+            session.state.connected = false;
+            self.state.publish(session.state);
+            let wait = self.reconnect.saturating_mul(1 << failures.min(10));
+            failures += 1;
+            let spread = 0.75 + 0.5 * fastrand::f64();
+            tokio::time::sleep(wait.min(RECONNECT_MAX).mul_f64(spread)).await;
+        }
+    }
+
+    /// Reads one connection to its end; answers why it ended.
+    async fn read(
+        &self,
+        mut connection: Box<dyn EventConnection>,
+        session: &mut Session,
+    ) -> String {
+        session.state.connected = true;
+        session.state.connections += 1;
+        info!(backend = %self.backend, "KV event stream open");
+        let mut replaying = false;
+        let actions = session.stream.connected();
+        if let Err(reason) = self
+            .act(actions, &mut connection, (session, &mut replaying))
+            .await
+        {
+            return reason;
+        }
+        loop {
+            let next = connection.next();
+            let frame = if replaying {
+                match tokio::time::timeout(REPLAY_IDLE, next).await {
+                    Ok(frame) => frame,
+                    Err(_) => Ok(Frame::ReplayEnd),
+                }
+            } else {
+                next.await
+            };
+            let frame = match frame {
+                Ok(frame) => frame,
+                Err(reason) => return reason,
+            };
+            let actions = session.take(frame, &mut replaying);
+            if let Err(reason) = self
+                .act(actions, &mut connection, (session, &mut replaying))
+                .await
+            {
+                return reason;
+            }
+        }
+    }
+
+    async fn act(
+        &self,
+        actions: Vec<Action<Batch>>,
+        connection: &mut Box<dyn EventConnection>,
+        (session, replaying): (&mut Session, &mut bool),
+    ) -> Result<(), String> {
+        for action in actions {
+            match action {
+                Action::Forget => {
+                    self.flush(session).await;
+                    session.epoch += 1;
+                    session.ops.push(Op::Forget);
+                }
+                Action::Replay(from) => {
+                    connection.replay(from).await?;
+                    *replaying = true;
+                }
+                Action::Apply(batch) => {
+                    session.note(&batch);
+                    for event in batch.events {
+                        session.ops.push(Op::Event(event));
+                        if session.ops.len() >= OPS_PER_MESSAGE_MAX {
+                            self.flush(session).await;
+                        }
+                    }
+                }
+            }
+        }
+        self.flush(session).await;
+        session.state.tally = session.stream.tally;
+        session.state.last_seq = session.stream.last();
+        self.state.publish(session.state);
+        Ok(())
+    }
+
+    /// Sends what has gathered. While the shard's permits are out, nothing more is read.
+    async fn flush(&self, session: &mut Session) {
+        if session.ops.is_empty() {
+            return;
+        }
+        let permit = self.permits.acquire().await;
+        self.shard.do_send(ApplyEvents {
+            source: self.source,
+            epoch: session.epoch,
+            ops: std::mem::take(&mut session.ops),
+            permit: Some(permit),
+        });
+    }
+}
+
+impl Session {
+    fn take(&mut self, frame: Frame, replaying: &mut bool) -> Vec<Action<Batch>> {
+        match frame {
+            Frame::Live(seq, Ok(batch)) => self.stream.live(seq, batch),
+            Frame::Replayed(seq, Ok(batch)) => self.stream.replayed(seq, batch),
+            Frame::Live(_, Err(_)) | Frame::Replayed(_, Err(_)) => {
+                self.state.undecodable += 1;
+                *replaying = false;
+                self.stream.undecodable()
+            }
+            Frame::ReplayEnd => {
+                *replaying = false;
+                self.stream.replay_ended()
+            }
+        }
+    }
+
+    fn note(&mut self, batch: &Batch) {
+        self.state.last_ts = batch.ts;
+        let size = batch.events.iter().find_map(|event| match event {
+            wire::kv_events::KvEvent::Stored(stored) => Some(stored.block_size),
+            _ => None,
+        });
+        self.state.block_size = size.or(self.state.block_size);
+    }
+}
