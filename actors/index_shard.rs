@@ -3,13 +3,14 @@
 
 use crate::support::bounded::Permit;
 use crate::support::published::Published;
+use crate::support::watch::Watch;
 use actix::{Actor, AsyncContext, Context, Handler, Message};
 use routing::block::{BlockHash, Realm};
 use routing::prefix_index::{HolderId, Limits, PrefixIndex, Run, Seconds, StoredRun, Tier};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
-use wire::kv_events::{KvEvent, Medium, Odd, Stored};
+use wire::kv_events::{KvEvent, Medium, Stored};
 
 /// Changes in one message: keeps an actor's turn under 100 us.
 pub const OPS_PER_MESSAGE_MAX: usize = 256;
@@ -121,7 +122,13 @@ pub struct IndexShard {
     gauges: ShardGauges,
     published: Published<ShardGauges>,
     started: Instant,
+    _watch: Option<Watch<ShardExited>>,
 }
+
+/// The shard has ended, by a panic: what it knew is gone.
+#[derive(Debug, Clone, Copy, Message)]
+#[rtype(result = "()")]
+pub struct ShardExited;
 
 struct Source {
     spec: SourceSpec,
@@ -150,6 +157,15 @@ impl IndexShard {
             gauges: ShardGauges::default(),
             published,
             started: now(),
+            _watch: None,
+        }
+    }
+
+    /// Tells `watch`'s owner when it ends.
+    pub fn watched(self, watch: Watch<ShardExited>) -> Self {
+        IndexShard {
+            _watch: Some(watch),
+            ..self
         }
     }
 
@@ -168,7 +184,7 @@ impl IndexShard {
             }
             Op::Event(KvEvent::Offloaded { hashes }) => self.offloaded(holder, &hashes, now),
             Op::Event(KvEvent::Cleared) => self.index.forget(holder),
-            Op::Event(KvEvent::Odd(odd)) => self.gauges.odd[odd_index(odd)] += 1,
+            Op::Event(KvEvent::Odd(odd)) => self.gauges.odd[odd as usize] += 1,
         }
     }
 
@@ -242,16 +258,6 @@ fn tier(medium: Medium) -> Tier {
         Medium::Gpu => Tier::Gpu,
         Medium::Cpu => Tier::Cpu,
         Medium::Storage => Tier::Storage,
-    }
-}
-
-fn odd_index(odd: Odd) -> usize {
-    match odd {
-        Odd::Kind => 0,
-        Odd::Field => 1,
-        Odd::TokenCount => 2,
-        Odd::Medium => 3,
-        Odd::Group => 4,
     }
 }
 

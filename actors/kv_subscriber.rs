@@ -5,7 +5,7 @@ use crate::index_shard::{ApplyEvents, OPS_PER_MESSAGE_MAX, Op};
 use crate::support::bounded::Permits;
 use crate::support::published::Published;
 use crate::support::watch::Watch;
-use actix::{Actor, AsyncContext, Context, Message, Recipient, WrapFuture};
+use actix::{Actor, ActorContext, AsyncContext, Context, Handler, Message, Recipient, WrapFuture};
 use futures_util::future::LocalBoxFuture;
 use routing::event_stream::{Action, EventStream, Tally};
 use routing::prefix_index::HolderId;
@@ -88,6 +88,18 @@ impl KvSubscriber {
             subscription: Some(subscription),
             _watch: watch,
         }
+    }
+}
+
+/// Ends a subscriber whose shard is gone: a fresh one feeds the fresh shard from the start.
+#[derive(Debug, Clone, Copy, Message)]
+#[rtype(result = "()")]
+pub struct Retire;
+
+impl Handler<Retire> for KvSubscriber {
+    type Result = ();
+    fn handle(&mut self, _: Retire, ctx: &mut Self::Context) {
+        ctx.stop();
     }
 }
 

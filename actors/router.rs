@@ -7,6 +7,7 @@ use crate::support::watch::Intensity;
 use actix::{Actor, Addr, Context, Handler, Message};
 use routing::choose::{Ask, ChoiceRules, NoBackend, Reason, choose};
 use routing::ids::{BackendId, PrefixKey, SessionKey};
+use routing::score::{PromptOverlap, overlap};
 use routing::strategy::{Chance, Rotation};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -20,6 +21,8 @@ use tracing::{error, warn};
 pub struct Route {
     /// The model, as backends name it.
     pub model: Arc<str>,
+    /// What is known of the prompt's blocks, if anything.
+    pub overlap: Option<Arc<PromptOverlap>>,
     /// Equal for requests that begin alike.
     pub prefix: Option<PrefixKey>,
     /// Equal for requests of one session.
@@ -68,6 +71,7 @@ impl Handler<Route> for Router {
         let live = snapshot.live(tokio::time::Instant::now().into_std());
         let ask = Ask {
             model: &route.model,
+            overlap: route.overlap.as_deref(),
             prefix: route.prefix,
             session: route.session,
             role: None, // split serving is off: every worker serves whole requests
@@ -84,7 +88,12 @@ impl Handler<Route> for Router {
             )?;
             // another worker thread may take the half-open probe first; then it is no longer
             // free, and the next round does not see it
-            if let Some(in_flight) = snapshot.enter(plan.slot) {
+            if let Some(mut in_flight) = snapshot.enter(plan.slot) {
+                if let Some(prompt) = ask.overlap {
+                    let holders = &snapshot.view.backend(plan.slot).holders;
+                    let own = overlap(prompt, holders, &self.rules.weights);
+                    in_flight.queue_tokens(prompt.uncached(&own));
+                }
                 let reason = plan.reason;
                 return Ok(Placement { in_flight, reason });
             }

@@ -83,6 +83,7 @@ pub struct InFlight {
     ticket: Option<Arc<ProbeTicket>>,
     breaker: Option<BreakerLink>,
     outcome: Outcome,
+    queued_tokens: u64,
 }
 
 impl InFlight {
@@ -99,6 +100,7 @@ impl InFlight {
             ticket,
             breaker,
             outcome: Outcome::Cancelled,
+            queued_tokens: 0,
         }
     }
 
@@ -107,12 +109,24 @@ impl InFlight {
         &self.backend
     }
 
+    /// The backend has so many tokens of this prompt to compute before its first byte.
+    pub(crate) fn queue_tokens(&mut self, tokens: u64) {
+        self.backend.live.queue_tokens(tokens);
+        self.queued_tokens += tokens;
+    }
+
+    fn unqueue_tokens(&mut self) {
+        let tokens = std::mem::take(&mut self.queued_tokens);
+        self.backend.live.unqueue_tokens(tokens);
+    }
+
     /// The first byte of a good answer came, `ttft` after the request was sent when it is a
     /// stream. A half-open probe has told enough by then.
     pub fn first_byte(&mut self, ttft: Option<Duration>) {
         if let Some(ttft) = ttft {
             self.backend.live.record_ttft(ttft);
         }
+        self.unqueue_tokens();
         self.resolve_probe();
     }
 
@@ -137,12 +151,14 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.backend.live.leave();
+        self.unqueue_tokens();
         match self.outcome {
             Outcome::Success | Outcome::ClientError => {
                 self.backend.live.count_success();
                 self.resolve_probe();
             }
             Outcome::Failure => {
+                self.backend.live.count_failure();
                 if let Some(breaker) = &self.breaker {
                     // bounded by the requests in flight
                     breaker.failed.do_send(RequestFailed {

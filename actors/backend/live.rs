@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 const TTFT_FRESH: Duration = Duration::from_secs(60);
 /// Each sample moves the average by an eighth.
 const EWMA_SHIFT: u32 = 3;
+/// A success average of 1.
+const SUCCESS_ONE: u32 = 1 << 16;
 /// The longest that a backend is spared on its own word.
 pub const REST_MAX: Duration = Duration::from_secs(5);
 /// How long it is spared when it gives no `Retry-After`.
@@ -24,6 +26,8 @@ pub struct LiveNumbers {
     ttft_us: AtomicU64,
     ttft_at_ms: AtomicU64,
     resting_until_ms: AtomicU64,
+    queued_tokens: AtomicU64,
+    success: AtomicU32,
     /// Facts for `/metrics`.
     pub counters: Counters,
 }
@@ -80,6 +84,8 @@ impl Default for LiveNumbers {
             ttft_us: AtomicU64::new(0),
             ttft_at_ms: AtomicU64::new(0),
             resting_until_ms: AtomicU64::new(0),
+            queued_tokens: AtomicU64::new(0),
+            success: AtomicU32::new(SUCCESS_ONE),
             counters: Counters::default(),
         }
     }
@@ -103,6 +109,8 @@ impl LiveNumbers {
         Load {
             in_flight: self.in_flight.load(Relaxed),
             ttft_us: fresh.then_some(ttft),
+            queued_tokens: self.queued_tokens.load(Relaxed),
+            success: Some(f64::from(self.success.load(Relaxed)) / f64::from(SUCCESS_ONE)),
             resting: age < self.resting_until_ms.load(Relaxed),
         }
     }
@@ -155,6 +163,31 @@ impl LiveNumbers {
 
     pub(super) fn count_success(&self) {
         self.successes.fetch_add(1, Relaxed);
+        self.average_success(SUCCESS_ONE);
+    }
+
+    pub(super) fn count_failure(&self) {
+        self.average_success(0);
+    }
+
+    fn average_success(&self, sample: u32) {
+        // a lost update between two threads costs one sample of weight an eighth
+        let old = self.success.load(Relaxed);
+        let new = old - (old >> EWMA_SHIFT) + (sample >> EWMA_SHIFT);
+        self.success.store(new, Relaxed);
+    }
+
+    pub(super) fn queue_tokens(&self, tokens: u64) {
+        self.queued_tokens.fetch_add(tokens, Relaxed);
+    }
+
+    pub(super) fn unqueue_tokens(&self, tokens: u64) {
+        self.queued_tokens.fetch_sub(tokens, Relaxed);
+    }
+
+    /// Prompt tokens that were sent and have not led to a first byte.
+    pub fn queued_tokens(&self) -> u64 {
+        self.queued_tokens.load(Relaxed)
     }
 }
 
@@ -175,6 +208,21 @@ mod tests {
         assert!((8_000..8_100).contains(&settled), "{settled}");
         let much_later = now() + TTFT_FRESH * 2;
         assert_eq!(live.load(much_later).ttft_us, None);
+    }
+
+    #[test]
+    fn failures_lower_the_success_average_and_successes_raise_it_to_one() {
+        let live = LiveNumbers::default();
+        let success = || live.load(now()).success.unwrap();
+        assert_eq!(success(), 1.0);
+        for _ in 0..40 {
+            live.count_failure();
+        }
+        assert!(success() < 0.01, "{}", success());
+        for _ in 0..100 {
+            live.count_success();
+        }
+        assert!(success() > 0.99, "{}", success());
     }
 
     #[test]

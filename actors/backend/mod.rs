@@ -10,6 +10,7 @@ pub use live::{ConnectionCounts, Counters, LiveNumbers};
 pub use url::{BackendUrl, UrlFault};
 
 use routing::ids::BackendId;
+use routing::prefix_index::HolderId;
 use routing::view::Role;
 use std::sync::Arc;
 
@@ -26,6 +27,8 @@ pub struct BackendSpec {
     pub weight: u32,
     /// The models it serves; empty: ask its `/v1/models`.
     pub models: Vec<Arc<str>>,
+    /// Where it finds KV blocks: its own memory first, then the storage namespaces that it reads.
+    pub holders: Arc<[HolderId]>,
     /// Sent as `Authorization: Bearer …` to this backend only; never printed.
     pub api_key: Option<Secret>,
 }

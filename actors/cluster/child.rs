@@ -126,6 +126,7 @@ impl Member {
             health: self.health,
             passage: self.passage,
             draining: self.draining,
+            holders: self.backend.spec.holders.clone(),
         }
     }
 

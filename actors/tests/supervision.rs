@@ -16,6 +16,7 @@ use routing::breaker::BreakerRules;
 use routing::choose::{ChoiceRules, NoBackend};
 use routing::health::{HealthRules, HealthState, Probe};
 use routing::ids::{BackendId, Slot};
+use routing::score::Weights;
 use routing::strategy::Strategy;
 use routing::view::{Live, Passage, Role};
 use std::cell::Cell;
@@ -63,6 +64,7 @@ fn spec(name: &str, models: &[&str]) -> BackendSpec {
         role: Role::Unified,
         weight: 1,
         models: models.iter().map(|m| Arc::from(*m)).collect(),
+        holders: Arc::from([]),
         api_key: None,
     }
 }
@@ -127,6 +129,15 @@ impl Tree {
             strategy: Strategy::RoundRobin,
             prefix_routing: false,
             load_factor_epsilon: 0.2,
+            weights: Weights {
+                overlap: 0.6,
+                load: 0.3,
+                health: 0.1,
+                min_overlap: 0.3,
+                gpu: 1.0,
+                cpu: 0.8,
+                storage: 0.6,
+            },
         };
         RouterSeed::new(self.directory.clone(), rules)
     }
@@ -135,6 +146,7 @@ impl Tree {
 async fn route(seed: &RouterSeed) -> Result<Placement, NoBackend> {
     let route = Route {
         model: "m".into(),
+        overlap: None,
         prefix: None,
         session: None,
         tried: vec![],

@@ -1,9 +1,11 @@
 //! What requests share: once per process ([`Gateway`]) and once per worker thread ([`Worker`]).
 
+use crate::kv::TokenCache;
 use crate::settings::Settings;
 use crate::telemetry::handles::Handles;
 use crate::upstream::Client;
 use actors::directory::Directory;
+use actors::kv_index::KvIndexHandle;
 use actors::router::RouterSeed;
 use metrics_exporter_prometheus::PrometheusHandle;
 use routing::retry::RetryBudget;
@@ -18,6 +20,8 @@ pub struct Gateway {
     pub settings: Settings,
     /// The cluster as it is.
     pub directory: Directory,
+    /// Who holds which KV blocks, when `kv_cache_index` is on.
+    pub kv: Option<KvIndexHandle>,
     /// Starts a router per thread.
     pub router: RouterSeed,
     /// Requests being served.
@@ -40,6 +44,8 @@ pub struct Worker {
     pub budget: RefCell<RetryBudget>,
     /// This thread's metric handles.
     pub handles: Handles,
+    /// Tokens of texts that engines tokenised.
+    pub tokens: TokenCache,
 }
 
 /// Counts requests being served.

@@ -4,6 +4,7 @@ pub mod cli;
 pub mod gateway;
 mod healthcheck;
 pub mod http;
+pub mod kv;
 pub mod proxy;
 pub mod settings;
 pub mod startup;

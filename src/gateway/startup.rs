@@ -3,6 +3,7 @@
 
 use crate::gateway::{Buffered, Gateway, Phase, Phases, Requests, Worker};
 use crate::http;
+use crate::kv::{TokenCache, wiring};
 use crate::settings::Settings;
 use crate::telemetry::handles::Handles;
 use crate::telemetry::{export, log};
@@ -12,6 +13,7 @@ use actix_web::rt::net::TcpStream;
 use actix_web::{App, HttpServer};
 use actors::cluster::{Cluster, ClusterSettings};
 use actors::health_checker::HealthSettings;
+use actors::kv_index::KvIndex;
 use actors::router::RouterSeed;
 use actors::support::supervise::Root;
 use routing::breaker::BreakerRules;
@@ -116,13 +118,15 @@ impl Signals {
 ///
 /// # Errors
 /// When the address cannot be bound; the message names it.
-pub fn start(settings: Settings) -> std::io::Result<Running> {
+pub fn start(mut settings: Settings) -> std::io::Result<Running> {
     for section in settings.inactive() {
         warn!(
             section,
             "this section is checked but not active in this version"
         );
     }
+    let client = Client::new(client_settings(&settings));
+    let kv = wiring::wire(&mut settings, &client).map(|kv| KvIndex::supervised(kv).1);
     let prober = HttpProber::new(
         client_settings(&settings),
         settings.health_checks.path.clone(),
@@ -132,10 +136,12 @@ pub fn start(settings: Settings) -> std::io::Result<Running> {
         strategy: settings.selection_strategy,
         prefix_routing: settings.prefix_routing.enabled,
         load_factor_epsilon: settings.prefix_routing.load_factor_epsilon,
+        weights: wiring::weights(&settings),
     };
     let gateway = Arc::new(Gateway {
         router: RouterSeed::new(directory.clone(), rules),
         directory,
+        kv,
         requests: Requests::default(),
         buffered: Buffered::new(settings.server.max_buffered_request_bytes),
         phase: Phases::default(),
@@ -251,6 +257,7 @@ pub fn worker(gateway: &Arc<Gateway>) -> Worker {
         client,
         budget: RefCell::new(RetryBudget::new(gateway.settings.retry.budget_ratio)),
         handles: Handles::default(),
+        tokens: TokenCache::default(),
     }
 }
 

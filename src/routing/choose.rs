@@ -1,11 +1,16 @@
 //! Filter, then pick: which backend serves this request, and why.
 //!
-//! Order: who may serve at all; a half-open backend's probe; the prefix ring; the strategy.
+//! Order: who may serve at all; a half-open backend's probe; the KV index; the prefix ring; the
+//! strategy.
 
 use crate::ids::{BackendId, PrefixKey, SessionKey, Slot};
 use crate::ring::load_bound;
+use crate::score::{
+    OVERLOAD_SLACK_TOKENS, Overlap, PromptOverlap, Weights, composite, load, overlap,
+};
 use crate::strategy::{Candidate, Chance, Rotation, Strategy, pick};
-use crate::view::{BackendView, ClusterView, Live, Passage, Pool, Role};
+use crate::view::{BackendView, ClusterView, Live, Load, Passage, Pool, Role};
+use std::cmp::Ordering;
 
 /// The settings that a choice depends on.
 #[derive(Debug, Clone, Copy)]
@@ -16,6 +21,8 @@ pub struct ChoiceRules {
     pub prefix_routing: bool,
     /// How far above its share a backend may go before its keys move on (0.2 = 20 %).
     pub load_factor_epsilon: f64,
+    /// How a backend's overlap, load and health weigh.
+    pub weights: Weights,
 }
 
 /// What is known of a request when it is placed.
@@ -23,6 +30,8 @@ pub struct ChoiceRules {
 pub struct Ask<'a> {
     /// The model, as backends name it.
     pub model: &'a str,
+    /// What is known of the prompt's blocks, if anything.
+    pub overlap: Option<&'a PromptOverlap>,
     /// Equal for requests that begin alike.
     pub prefix: Option<PrefixKey>,
     /// Equal for requests of one session.
@@ -47,6 +56,11 @@ pub struct Plan {
 pub enum Reason {
     /// Its breaker is half open and this request tries it.
     Probe,
+    /// The KV index.
+    KvIndex {
+        /// Blocks of the prompt that the backend can reach.
+        blocks: u32,
+    },
     /// The prefix ring.
     Prefix {
         /// Whether the key's home had more than its share, so that a neighbour took it.
@@ -118,6 +132,12 @@ pub fn choose(
     if candidates.is_empty() {
         return resting_probe.ok_or(NoBackend::NoneServing);
     }
+    if let Some(prompt) = ask.overlap
+        && let Some((slot, blocks)) = by_overlap(view, &candidates, prompt, (rules, chance))
+    {
+        let reason = Reason::KvIndex { blocks };
+        return Ok(Plan { slot, reason });
+    }
     if let Some(key) = ask.prefix.filter(|_| rules.prefix_routing)
         && let Some((slot, spilled)) = on_ring(view, pool, &candidates, key, rules)
     {
@@ -146,6 +166,63 @@ pub fn choose(
 
 fn may_serve(backend: &BackendView, role: Option<Role>) -> bool {
     role.is_none_or(|r| r == backend.role) && backend.can_serve()
+}
+
+/// The candidate of the best score, when some candidate has enough of the prompt to matter.
+fn by_overlap(
+    view: &ClusterView,
+    candidates: &[Candidate],
+    prompt: &PromptOverlap,
+    (rules, chance): (&ChoiceRules, &mut Chance),
+) -> Option<(Slot, u32)> {
+    let weights = &rules.weights;
+    let scored: Vec<(&Candidate, Overlap)> = candidates
+        .iter()
+        .map(|c| (c, overlap(prompt, &view.backend(c.slot).holders, weights)))
+        .collect();
+    let most = scored.iter().map(|(_, o)| o.raw).fold(0.0, f64::max);
+    if most <= 0.0 || most < weights.min_overlap {
+        return None;
+    }
+    let idlest = scored.iter().min_by_key(|(c, _)| c.load.queued_tokens)?;
+    let mut best: Option<(f64, Slot, u32)> = None;
+    let mut equals = 0;
+    for (candidate, own) in &scored {
+        // how much less it has to compute than the least busy one
+        let saved = prompt
+            .uncached(&idlest.1)
+            .saturating_sub(prompt.uncached(own));
+        let waits = candidate.load.queued_tokens - idlest.0.load.queued_tokens;
+        if waits > saved + OVERLOAD_SLACK_TOKENS {
+            continue;
+        }
+        let Load {
+            in_flight,
+            queued_tokens,
+            success,
+            ..
+        } = candidate.load;
+        let load = load(
+            in_flight,
+            queued_tokens,
+            view.backend(candidate.slot).weight,
+        );
+        let score = composite(weights, own.weighted, load, success.unwrap_or(1.0));
+        match best.map(|(most, ..)| score.total_cmp(&most)) {
+            None | Some(Ordering::Greater) => {
+                best = Some((score, candidate.slot, own.blocks));
+                equals = 1;
+            }
+            Some(Ordering::Equal) => {
+                equals += 1;
+                if chance.below(equals) == 0 {
+                    best = Some((score, candidate.slot, own.blocks));
+                }
+            }
+            Some(Ordering::Less) => {}
+        }
+    }
+    best.map(|(_, slot, blocks)| (slot, blocks))
 }
 
 /// The first candidate clockwise from the key that has not more than its share.

@@ -15,5 +15,6 @@ pub mod prefix_index;
 pub mod prefix_key;
 pub mod retry;
 pub mod ring;
+pub mod score;
 pub mod strategy;
 pub mod view;

@@ -2,6 +2,7 @@
 
 use crate::health::HealthState;
 use crate::ids::{BackendId, Slot};
+use crate::prefix_index::HolderId;
 use crate::ring::Ring;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -70,6 +71,8 @@ pub struct BackendView {
     pub passage: Passage,
     /// Whether it takes no new requests.
     pub draining: bool,
+    /// Where it finds KV blocks: its own memory, and the storage namespaces that it reads.
+    pub holders: Arc<[HolderId]>,
 }
 
 impl BackendView {
@@ -86,6 +89,10 @@ pub struct Load {
     pub in_flight: u32,
     /// Moving average of the time to first token in microseconds; none when unsampled or stale.
     pub ttft_us: Option<u64>,
+    /// Prompt tokens that were sent and wait to be computed, as far as is known.
+    pub queued_tokens: u64,
+    /// Moving average of success, from 0 to 1; none when nothing has ended yet.
+    pub success: Option<f64>,
     /// Whether it asked to be left alone for a moment (429, or a 503 that says so).
     pub resting: bool,
 }

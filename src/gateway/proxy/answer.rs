@@ -106,6 +106,9 @@ fn head(
     });
     response.insert_header(("x-request-id", &*report.request_id));
     response.insert_header(("x-tidegate-route", report.decision));
+    if let Some((blocks, all)) = report.overlap {
+        response.insert_header(("x-tidegate-overlap", format!("{blocks}/{all}")));
+    }
     if let Some(backend) = &report.backend {
         response.insert_header(("x-tidegate-backend", &**backend));
     }

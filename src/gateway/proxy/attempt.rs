@@ -7,6 +7,7 @@ use super::setback::Setback;
 use super::{Call, headers, verdict};
 use crate::gateway::Worker;
 use crate::http::error::ErrorKind;
+use crate::kv::Dispatch;
 use crate::telemetry::handles::BackendHandles;
 use crate::telemetry::report::Report;
 use crate::upstream::{Outgoing, Reply, SendError, bearer};
@@ -30,13 +31,15 @@ pub struct Attempt {
     in_flight: Option<InFlight>,
     handles: Rc<BackendHandles>,
     outcome: Outcome,
+    dispatch: Option<Dispatch>,
     /// When it began.
     pub sent: Instant,
 }
 
 impl Attempt {
-    fn new(in_flight: InFlight, handles: Rc<BackendHandles>) -> Self {
+    fn new(in_flight: InFlight, handles: Rc<BackendHandles>, dispatch: Option<Dispatch>) -> Self {
         Attempt {
+            dispatch,
             in_flight: Some(in_flight),
             handles,
             outcome: Outcome::Cancelled,
@@ -52,6 +55,13 @@ impl Attempt {
     /// The backend.
     pub fn backend(&self) -> &Backend {
         self.in_flight.as_ref().expect(ONLY_DROP).backend()
+    }
+
+    /// The first byte came: the prompt has been computed.
+    pub fn prompt_is_computed(&mut self) {
+        if let Some(dispatch) = &mut self.dispatch {
+            dispatch.served();
+        }
     }
 
     /// The backend's metrics.
@@ -80,12 +90,16 @@ impl Drop for Attempt {
 pub async fn run(
     call: &Call,
     worker: &Rc<Worker>,
-    placement: Placement,
+    (placement, dispatch): (Placement, Option<Dispatch>),
     report: &mut Report,
 ) -> Result<Opened, Setback> {
     let backend = placement.in_flight.backend().clone();
     let name = &*backend.spec.name;
-    let attempt = Attempt::new(placement.in_flight, worker.handles.backend(&backend));
+    let attempt = Attempt::new(
+        placement.in_flight,
+        worker.handles.backend(&backend),
+        dispatch,
+    );
     let upstream = &worker.gateway.settings.upstream;
     let first_byte = if call.wants_stream {
         upstream.first_byte_timeout
@@ -151,7 +165,7 @@ fn outgoing(call: &Call, spec: &BackendSpec) -> Outgoing {
 /// one that serves.
 async fn open_stream(
     mut reply: Reply,
-    attempt: Attempt,
+    mut attempt: Attempt,
     patience: &Patience,
     worker: &Rc<Worker>,
 ) -> Result<Opened, Setback> {
@@ -180,7 +194,8 @@ async fn open_stream(
             &name,
         ));
     }
-    attempt_progressed(&attempt);
+    attempt.prompt_is_computed();
+    attempt.backend().live.record_progress();
     Ok(Opened::Stream(Box::new(StreamParts {
         status: reply.status,
         headers: reply.headers,
@@ -190,10 +205,6 @@ async fn open_stream(
         attempt,
         worker: worker.clone(),
     })))
-}
-
-fn attempt_progressed(attempt: &Attempt) {
-    attempt.backend().live.record_progress();
 }
 
 /// The beginning of a stream up to at least the end of its first event, and where that is.
@@ -235,6 +246,7 @@ async fn read_whole(
         }
         End::More => {
             attempt.in_flight().first_byte(None);
+            attempt.prompt_is_computed();
             return Ok(Opened::Stream(Box::new(StreamParts {
                 status: reply.status,
                 headers: reply.headers,
@@ -249,6 +261,7 @@ async fn read_whole(
     }
     match verdict::of_body(&body, call.route.answers_openai()) {
         verdict::Body::Good(usage) => {
+            attempt.prompt_is_computed();
             attempt.end(Outcome::Success);
             Ok(Opened::Whole {
                 status: reply.status,

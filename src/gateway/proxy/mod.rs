@@ -12,6 +12,7 @@ mod verdict;
 use crate::gateway::{BufferedBytes, Worker};
 use crate::http::error::{ErrorKind, Refusal};
 use crate::http::routes::ApiRoute;
+use crate::kv::{self, Dispatch, Found};
 use crate::telemetry::names;
 use crate::telemetry::report::Report;
 use actix_web::HttpResponse;
@@ -80,8 +81,9 @@ async fn attempts(call: &Call, worker: &Rc<Worker>, report: &mut Report) -> Answ
     worker.budget.borrow_mut().earn();
     let mut tried = Vec::new();
     let mut setback: Option<Setback> = None;
+    let found = kv::lookup::find(call, worker).await;
     loop {
-        let placement = match place(call, worker, &tried).await {
+        let placement = match place(call, worker, (&tried, found.as_ref())).await {
             Ok(placement) => placement,
             // nobody else can: the first failure says more than "nobody else"
             Err(refusal) => return setback.map_or(Answer::Refused(refusal), Answer::GivenUp),
@@ -92,9 +94,12 @@ async fn attempts(call: &Call, worker: &Rc<Worker>, report: &mut Report) -> Answ
             }
             pause(worker).await;
         }
-        note(worker, &placement, report);
+        note(worker, &placement, (report, found.as_ref()));
         tried.push(placement.in_flight.backend().id);
-        match attempt::run(call, worker, placement, report).await {
+        let dispatch = found
+            .as_ref()
+            .and_then(|found| Dispatch::new(found, placement.in_flight.backend()));
+        match attempt::run(call, worker, (placement, dispatch), report).await {
             Ok(opened) => return Answer::Opened(opened),
             Err(failed) => {
                 let more = tried.len() < worker.gateway.settings.retry.max_attempts as usize;
@@ -108,13 +113,18 @@ async fn attempts(call: &Call, worker: &Rc<Worker>, report: &mut Report) -> Answ
 }
 
 /// Asks this thread's router. One that died while it answered is replaced and asked again.
-async fn place(call: &Call, worker: &Worker, tried: &[BackendId]) -> Result<Placement, Refusal> {
+async fn place(
+    call: &Call,
+    worker: &Worker,
+    (tried, found): (&[BackendId], Option<&Found>),
+) -> Result<Placement, Refusal> {
     for _ in 0..2 {
         let Some(router) = worker.gateway.router.router() else {
             break;
         };
         let route = Route {
             model: call.model.clone(),
+            overlap: found.map(|found| found.overlap.clone()),
             prefix: call.prefix,
             session: call.session,
             tried: tried.to_vec(),
@@ -142,7 +152,7 @@ async fn pause(worker: &Worker) {
     tokio::time::sleep(most.mul_f64(fastrand::f64())).await;
 }
 
-fn note(worker: &Worker, placement: &Placement, report: &mut Report) {
+fn note(worker: &Worker, placement: &Placement, (report, found): (&mut Report, Option<&Found>)) {
     report.attempts += 1;
     report.backend = Some(placement.in_flight.backend().spec.name.clone());
     report.decision = match placement.reason {
@@ -151,6 +161,10 @@ fn note(worker: &Worker, placement: &Placement, report: &mut Report) {
                 counter!(names::PREFIX_SPILLS).increment(1);
             }
             "prefix"
+        }
+        Reason::KvIndex { blocks } => {
+            report.overlap = found.map(|found| (blocks, found.overlap.blocks));
+            "kv_index"
         }
         Reason::Probe | Reason::Strategy | Reason::Session => "strategy",
     };

@@ -65,6 +65,7 @@ fn backend(s: &Section<'_>) -> (BackendSpec, Option<ExternalStorage>) {
             "models",
             "The models it serves; empty: its /v1/models is asked.",
         ),
+        holders: Arc::from([]), // given at startup, where all storage is known
         api_key: s
             .secret(
                 "api_key",

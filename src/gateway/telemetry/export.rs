@@ -4,6 +4,7 @@ use super::names::{self, Kind};
 use crate::gateway::Gateway;
 use actors::backend::{Backend, Counters};
 use actors::cluster::ChildKind;
+use actors::kv_index::KvIndexHandle;
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use routing::health::HealthState;
@@ -11,6 +12,7 @@ use routing::view::{BackendView, Passage};
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use wire::kv_events::Odd;
 
 /// Histogram samples wait in memory until they are folded in; this often.
 pub const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
@@ -93,9 +95,43 @@ pub fn render(gateway: &Gateway) -> String {
     }
     counter!(names::ACTOR_RESTARTS, "actor" => "cluster").absolute(snapshot.cluster_restarts);
     counter!(names::ACTOR_RESTARTS, "actor" => "router").absolute(gateway.router.restarts().get());
+    if let Some(kv) = &gateway.kv {
+        kv_index(kv);
+    }
     let mut text = gateway.prometheus.render();
     text += &process_cpu();
     text
+}
+
+fn kv_index(kv: &KvIndexHandle) {
+    let gauges = kv.gauges.load();
+    gauge!(names::KV_ENTRIES).set(gauges.entries as f64);
+    gauge!(names::KV_BLOCKS).set(gauges.blocks as f64);
+    counter!(names::KV_APPLIED).absolute(gauges.applied);
+    counter!(names::KV_UNKNOWN).absolute(gauges.unknown);
+    for (why, count) in Odd::ALL.into_iter().zip(gauges.odd) {
+        counter!(names::KV_ODD, "why" => why.as_str()).absolute(count);
+    }
+    for (actor, count) in ["index_shard", "kv_subscriber"]
+        .into_iter()
+        .zip(kv.restarts.iter())
+    {
+        counter!(names::ACTOR_RESTARTS, "actor" => actor).absolute(count.load(Relaxed));
+    }
+    for source in kv.sources.iter() {
+        let (state, name) = (source.state.load(), || source.backend.to_string());
+        gauge!(names::KV_CONNECTED, "backend" => name()).set(f64::from(state.connected));
+        gauge!(names::KV_LAST_EVENT, "backend" => name()).set(state.last_ts);
+        let tally = state.tally;
+        for (kind, count) in [
+            ("gap", tally.gaps),
+            ("lost", tally.lost),
+            ("restart", tally.restarts),
+            ("undecodable", state.undecodable),
+        ] {
+            counter!(names::KV_GAPS, "backend" => name(), "kind" => kind).absolute(count);
+        }
+    }
 }
 
 fn state(view: &BackendView) {

@@ -59,6 +59,15 @@ metrics! {
     UPSTREAM_CONNECTIONS = Counter "tidegate_upstream_connections_total" ["backend", "kind"], "How attempts came by their connection.";
     ROUTE_DECISIONS = Counter "tidegate_route_decisions_total" ["route"], "How the backend was chosen.";
     PREFIX_SPILLS = Counter "tidegate_prefix_spills_total" [], "Decisions by prefix that left the first backend for its load.";
+    KV_LOOKUPS = Counter "tidegate_kv_lookups_total" ["result"], "Requests looked up in the KV index, by what came of it.";
+    KV_ENTRIES = Gauge "tidegate_kv_index_entries" [], "Pairs of block and holder in the KV index.";
+    KV_BLOCKS = Gauge "tidegate_kv_index_blocks" [], "Different blocks in the KV index.";
+    KV_APPLIED = Counter "tidegate_kv_blocks_applied_total" [], "Blocks that engines stored or removed.";
+    KV_UNKNOWN = Counter "tidegate_kv_blocks_unknown_total" [], "Blocks of which the parent, or the block itself, was not known.";
+    KV_ODD = Counter "tidegate_kv_events_odd_total" ["why"], "Events that were of no use.";
+    KV_CONNECTED = Gauge "tidegate_kv_stream_connected" ["backend"], "Whether the backend's event stream is open.";
+    KV_LAST_EVENT = Gauge "tidegate_kv_stream_last_event_seconds" ["backend"], "When the backend made its last event, in Unix time.";
+    KV_GAPS = Counter "tidegate_kv_stream_gaps_total" ["backend", "kind"], "Breaks in the backend's event stream.";
     PROMPT_TOKENS = Counter "tidegate_prompt_tokens_total" ["model"], "Prompt tokens, cached ones included.";
     COMPLETION_TOKENS = Counter "tidegate_completion_tokens_total" ["model"], "Generated tokens.";
     CACHED_PROMPT_TOKENS = Counter "tidegate_cached_prompt_tokens_total" ["model"], "Prompt tokens from the engine's KV cache.";

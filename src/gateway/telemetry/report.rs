@@ -27,6 +27,9 @@ pub struct Report {
     pub backend: Option<Arc<str>>,
     /// How the backend was chosen.
     pub decision: &'static str,
+    /// Blocks of the prompt that the backend was known to have, and all of them; when the index
+    /// decided.
+    pub overlap: Option<(u32, u32)>,
     /// Attempts so far.
     pub attempts: u32,
     status: Option<u16>,
@@ -53,6 +56,7 @@ impl Report {
             model: None,
             backend: None,
             decision: "none",
+            overlap: None,
             attempts: 0,
             status: None,
             error: None,
@@ -157,6 +161,7 @@ impl Drop for Report {
                 outcome = if cancelled { "client_cancelled" } else { self.error.map_or("ok", |(_, kind)| kind.as_str()) },
                 backend = self.backend.as_deref().unwrap_or(""),
                 decision = self.decision,
+                overlap = self.overlap.map_or(0, |(blocks, _)| blocks),
                 attempts = self.attempts,
                 ttft_ms = self.ttft.map_or(0.0, millis),
                 ms = millis(elapsed),

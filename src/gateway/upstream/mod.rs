@@ -6,6 +6,7 @@
 
 mod client;
 mod connection;
+pub mod events;
 mod prober;
 
 pub use client::{Client, ClientSettings, Outgoing, Reply, ReplyBody, SendError};

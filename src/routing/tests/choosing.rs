@@ -6,7 +6,9 @@ use proptest::prelude::*;
 use routing::choose::{Ask, ChoiceRules, NoBackend, Plan, Reason, choose};
 use routing::health::HealthState;
 use routing::ids::{BackendId, PrefixKey, SessionKey, Slot};
+use routing::prefix_index::{HolderId, Run, Tier};
 use routing::ring::load_bound;
+use routing::score::{PromptOverlap, Weights};
 use routing::strategy::{Chance, Rotation, Strategy as Selection};
 use routing::view::{BackendView, ClusterView, Live, Load, Passage, Role};
 use std::collections::HashMap;
@@ -22,6 +24,7 @@ fn backend(index: usize, name: &str, models: &[&str]) -> BackendView {
         health: HealthState::Healthy,
         passage: Passage::Closed,
         draining: false,
+        holders: Arc::from([HolderId(index as u32)]),
     }
 }
 
@@ -80,6 +83,7 @@ impl Chooser {
                 strategy,
                 prefix_routing,
                 load_factor_epsilon: 0.2,
+                weights: WEIGHTS,
             },
             rotation: Rotation::default(),
             chance: Chance(7),
@@ -103,8 +107,19 @@ impl Chooser {
     }
 }
 
+const WEIGHTS: Weights = Weights {
+    overlap: 0.6,
+    load: 0.3,
+    health: 0.1,
+    min_overlap: 0.3,
+    gpu: 1.0,
+    cpu: 0.8,
+    storage: 0.6,
+};
+
 const ANY: Ask<'static> = Ask {
     model: "m",
+    overlap: None,
     prefix: None,
     session: None,
     role: None,
@@ -346,7 +361,7 @@ fn least_latency_tries_an_unsampled_worker_once_and_returns_to_the_fast_one() {
     let load = |ttft_us: Option<u64>, in_flight| Load {
         ttft_us,
         in_flight,
-        resting: false,
+        ..Load::default()
     };
     let mut loads = Loads::default();
     loads.loads.insert(0, load(Some(20_000), 0));
@@ -507,4 +522,122 @@ fn a_change_of_health_keeps_the_ring_and_a_change_of_members_rebuilds_it() {
         &second.pools["m"].ring,
         &third.pools["m"].ring
     ));
+}
+
+/// A prompt of `blocks` blocks, of which each holder has the first so many on its GPU.
+fn held(blocks: u32, holders: &[(u32, u32)]) -> PromptOverlap {
+    let run = |(holder, to): &(u32, u32)| Run {
+        holder: HolderId(*holder),
+        tier: Tier::Gpu,
+        from: 0,
+        to: *to,
+    };
+    PromptOverlap {
+        runs: holders.iter().filter(|(_, to)| *to > 0).map(run).collect(),
+        blocks,
+        tokens: blocks * 16 + 3,
+        block_size: 16,
+    }
+}
+
+fn queued(in_flight: u32, queued_tokens: u64) -> Load {
+    Load {
+        in_flight,
+        queued_tokens,
+        ..Load::default()
+    }
+}
+
+#[test]
+fn a_prompt_goes_where_most_of_it_is_held() {
+    let view = cluster(&["a", "b", "c"]);
+    let prompt = held(100, &[(0, 40), (1, 90), (2, 0)]);
+    let ask = Ask {
+        overlap: Some(&prompt),
+        prefix: Some(PrefixKey(1)),
+        ..ANY
+    };
+    let mut chooser = Chooser::new(Selection::RoundRobin, true);
+    for _ in 0..5 {
+        let plan = chooser.ask(&view, &Loads::default(), &ask).unwrap();
+        assert_eq!(
+            (plan.slot, plan.reason),
+            (Slot(1), Reason::KvIndex { blocks: 90 })
+        );
+    }
+}
+
+#[test]
+fn below_the_threshold_the_ring_decides_however_storage_is_weighted() {
+    let view = cluster(&["a", "b"]);
+    let mut chooser = Chooser::new(Selection::RoundRobin, true);
+    let prefix = Some(PrefixKey(1));
+    let little = held(100, &[(0, 29)]);
+    let ask = Ask {
+        overlap: Some(&little),
+        prefix,
+        ..ANY
+    };
+    let plan = chooser.ask(&view, &Loads::default(), &ask).unwrap();
+    assert!(matches!(plan.reason, Reason::Prefix { .. }));
+    // the threshold is on raw coverage: 40 % in storage counts as 24 %, and is enough
+    let mut stored = held(100, &[(0, 40)]);
+    stored.runs[0].tier = Tier::Storage;
+    let ask = Ask {
+        overlap: Some(&stored),
+        prefix,
+        ..ANY
+    };
+    let plan = chooser.ask(&view, &Loads::default(), &ask).unwrap();
+    assert_eq!(plan.reason, Reason::KvIndex { blocks: 40 });
+}
+
+#[test]
+fn a_long_queue_outweighs_a_full_overlap_for_that_backend_only() {
+    let view = cluster(&["hot", "warm", "cold"]);
+    let prompt = held(100, &[(0, 100), (1, 80), (2, 0)]);
+    let ask = Ask {
+        overlap: Some(&prompt),
+        ..ANY
+    };
+    let mut chooser = Chooser::new(Selection::RoundRobin, false);
+    let mut loads = Loads::default();
+    loads.loads.insert(0, queued(1, 1_000));
+    assert_eq!(chooser.name(&view, &loads, &ask), "hot", "within the slack");
+    loads.loads.insert(0, queued(3, 50_000));
+    assert_eq!(
+        chooser.name(&view, &loads, &ask),
+        "warm",
+        "the near-idle holder takes it"
+    );
+    loads.loads.insert(1, queued(3, 50_000));
+    assert_eq!(chooser.name(&view, &loads, &ask), "cold");
+}
+
+#[test]
+fn failing_backends_and_busy_ones_lose_to_equals() {
+    let view = cluster(&["a", "b"]);
+    let prompt = held(100, &[(0, 90), (1, 90)]);
+    let ask = Ask {
+        overlap: Some(&prompt),
+        ..ANY
+    };
+    let mut chooser = Chooser::new(Selection::RoundRobin, false);
+    let mut loads = Loads::default();
+    loads.loads.insert(0, queued(10, 0));
+    assert_eq!(chooser.name(&view, &loads, &ask), "b");
+    let failing = Load {
+        success: Some(0.2),
+        ..Load::default()
+    };
+    loads.loads.insert(0, Load::default());
+    loads.loads.insert(1, failing);
+    assert_eq!(chooser.name(&view, &loads, &ask), "a");
+    let mut counts = HashMap::new();
+    for _ in 0..200 {
+        *counts
+            .entry(chooser.name(&view, &Loads::default(), &ask))
+            .or_insert(0) += 1;
+    }
+    assert!(counts.values().all(|n| *n > 60), "equals share: {counts:?}");
 }

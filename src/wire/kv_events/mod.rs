@@ -105,6 +105,15 @@ pub enum Odd {
 }
 
 impl Odd {
+    /// All of them, in order.
+    pub const ALL: [Odd; 5] = [
+        Odd::Kind,
+        Odd::Field,
+        Odd::TokenCount,
+        Odd::Medium,
+        Odd::Group,
+    ];
+
     /// The word used in metrics.
     pub fn as_str(self) -> &'static str {
         match self {

@@ -80,6 +80,12 @@ pub struct EventSource {
     pub endpoint: String,
     /// Before the first reconnect.
     pub reconnect_interval: Duration,
+    /// ZeroMQ: where missed frames are asked for.
+    pub replay_endpoint: Option<String>,
+    /// ZeroMQ: what is subscribed to.
+    pub topic: String,
+    /// ZeroMQ: whether the engine connects to us.
+    pub bind: bool,
 }
 
 /// The schemes of [`EventSource::endpoint`].
@@ -190,6 +196,9 @@ impl EventSource {
                 (5000, 1..=600_000),
                 "Before the first reconnect, in milliseconds.",
             )),
+            replay_endpoint: s.text_or_none("replay_endpoint", "ZeroMQ only: where missed events are asked for, such as tcp://vllm-1:5558; without it a gap forgets what the backend holds."),
+            topic: s.text("topic", "", "ZeroMQ only: the topic that is subscribed to; empty: all."),
+            bind: s.flag("bind", false, "ZeroMQ only: listen at endpoint, for engines that connect (their endpoint has no *)."),
         }
     }
 }

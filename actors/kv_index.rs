@@ -1,0 +1,233 @@
+//! The tree of the KV index: one shard on a thread of its own, and a subscriber per event source.
+//! A shard that dies has forgotten everything, so its subscribers start over with the fresh one.
+
+use crate::index_shard::{IndexShard, MESSAGES_MAX, ShardExited, ShardGauges, SourceSpec};
+use crate::kv_subscriber::{
+    EventTransport, KvSubscriber, Retire, StreamState, SubscriberExited, Subscription,
+};
+use crate::support::bounded::Permits;
+use crate::support::published::Published;
+use crate::support::supervise::{Root, RootExited, supervise};
+use crate::support::watch::{INTENSITY_WINDOW, Intensity, Watch};
+use actix::{Actor, Addr, AsyncContext, Context, Handler};
+use actix_rt::Arbiter;
+use routing::prefix_index::{HolderId, Limits};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+use tracing::{error, warn};
+
+/// One event source.
+#[derive(Clone)]
+pub struct SourceSettings {
+    /// The backend's name.
+    pub backend: Arc<str>,
+    /// Its memory in the index.
+    pub holder: HolderId,
+    /// What its events mean.
+    pub spec: SourceSpec,
+    /// Before the first reconnect.
+    pub reconnect: Duration,
+    /// How its events come.
+    pub transport: Rc<dyn EventTransport>,
+}
+
+/// What the index is made of.
+#[derive(Clone)]
+pub struct KvIndexSettings {
+    /// Room and time.
+    pub limits: Limits,
+    /// The engines.
+    pub sources: Vec<SourceSettings>,
+}
+
+/// What everybody may know of a source.
+#[derive(Clone)]
+pub struct SourceHandle {
+    /// The backend's name.
+    pub backend: Arc<str>,
+    /// Its memory in the index.
+    pub holder: HolderId,
+    /// How its stream is doing.
+    pub state: Published<StreamState>,
+}
+
+/// The index as everybody sees it; clones are the same index.
+#[derive(Clone)]
+pub struct KvIndexHandle {
+    /// Whom to ask. None between the death of a shard and the next.
+    pub shard: Published<Option<Addr<IndexShard>>>,
+    /// What it holds.
+    pub gauges: Published<ShardGauges>,
+    /// The streams that feed it.
+    pub sources: Arc<[SourceHandle]>,
+    /// Fresh starts of shards and subscribers.
+    pub restarts: Arc<[AtomicU64; 2]>,
+}
+
+/// The root of the tree.
+pub struct KvIndex {
+    settings: KvIndexSettings,
+    handle: KvIndexHandle,
+    arbiter: Rc<Arbiter>,
+    permits: Permits,
+    subscribers: HashMap<HolderId, Addr<KvSubscriber>>,
+    deaths: HashMap<Option<HolderId>, Intensity>,
+    _watch: Watch<RootExited>,
+}
+
+impl KvIndex {
+    /// Starts an index that is kept alive, and what everybody may know of it.
+    pub fn supervised(settings: KvIndexSettings) -> (Root<Self>, KvIndexHandle) {
+        let sources = settings.sources.iter().map(|source| SourceHandle {
+            backend: source.backend.clone(),
+            holder: source.holder,
+            state: Published::new(StreamState::default()),
+        });
+        let handle = KvIndexHandle {
+            shard: Published::new(None),
+            gauges: Published::new(ShardGauges::default()),
+            sources: sources.collect(),
+            restarts: Arc::default(),
+        };
+        let arbiter = Rc::new(Arbiter::new());
+        let seen = handle.clone();
+        let root = supervise(
+            "kv_index",
+            move |warden| {
+                let index = KvIndex {
+                    settings: settings.clone(),
+                    handle: seen.clone(),
+                    arbiter: arbiter.clone(),
+                    permits: Permits::new(MESSAGES_MAX),
+                    subscribers: HashMap::new(),
+                    deaths: HashMap::new(),
+                    _watch: Watch::new(warden.recipient(), RootExited),
+                };
+                index.start()
+            },
+            || {},
+        );
+        (root, handle)
+    }
+
+    /// A fresh shard, and fresh subscribers that feed it from the start.
+    fn start_shard(&mut self, ctx: &mut Context<Self>) {
+        for (_, subscriber) in self.subscribers.drain() {
+            subscriber.do_send(Retire);
+        }
+        let sources = self.settings.sources.iter();
+        let sources: HashMap<HolderId, SourceSpec> = sources
+            .map(|source| (source.holder, source.spec.clone()))
+            .collect();
+        let (limits, gauges) = (self.settings.limits, self.handle.gauges.clone());
+        let watch = Watch::new(ctx.address().recipient(), ShardExited);
+        let shard = IndexShard::start_in_arbiter(&self.arbiter.handle(), move |_| {
+            IndexShard::new(limits, sources, gauges).watched(watch)
+        });
+        self.handle.shard.publish(Some(shard));
+        // permits of messages that the old shard never handled came back with their drop
+        self.permits = Permits::new(MESSAGES_MAX);
+        for at in 0..self.settings.sources.len() {
+            self.start_subscriber(at, ctx);
+        }
+    }
+
+    fn start_subscriber(&mut self, at: usize, ctx: &mut Context<Self>) {
+        let shard = self.handle.shard.load();
+        let Some(shard) = &*shard else {
+            return;
+        };
+        let source = &self.settings.sources[at];
+        let subscription = Subscription {
+            backend: source.backend.clone(),
+            source: source.holder,
+            reconnect: source.reconnect,
+            transport: source.transport.clone(),
+            shard: shard.clone().recipient(),
+            permits: self.permits.clone(),
+            state: self.handle.sources[at].state.clone(),
+        };
+        let exited = SubscriberExited {
+            source: source.holder,
+        };
+        let watch = Watch::new(ctx.address().recipient(), exited);
+        let subscriber = KvSubscriber::new(subscription, watch).start();
+        self.subscribers.insert(source.holder, subscriber);
+    }
+
+    /// How long to wait before a fresh start. One that keeps dying is left for a while.
+    fn wait(&mut self, who: Option<HolderId>, actor: &str) -> Duration {
+        let now = tokio::time::Instant::now().into_std();
+        let wait = self.deaths.entry(who).or_default().next_start(now);
+        match wait {
+            Some(wait) => {
+                warn!(
+                    actor,
+                    wait_ms = wait.as_millis() as u64,
+                    "actor died, starting a fresh one"
+                );
+                wait
+            }
+            None => {
+                error!(actor, "actor keeps dying, not starting it again for now");
+                INTENSITY_WINDOW
+            }
+        }
+    }
+}
+
+impl Actor for KvIndex {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        self.start_shard(ctx);
+    }
+}
+
+impl Handler<ShardExited> for KvIndex {
+    type Result = ();
+
+    fn handle(&mut self, _: ShardExited, ctx: &mut Self::Context) {
+        self.handle.shard.publish(None);
+        self.handle.restarts[0].fetch_add(1, Relaxed);
+        let wait = self.wait(None, "index_shard");
+        ctx.run_later(wait, Self::start_shard);
+    }
+}
+
+impl Handler<SubscriberExited> for KvIndex {
+    type Result = ();
+
+    fn handle(&mut self, exited: SubscriberExited, ctx: &mut Self::Context) {
+        let present = self.subscribers.get(&exited.source);
+        if present.is_none_or(|subscriber| subscriber.connected()) {
+            return; // retired, and replaced already
+        }
+        self.subscribers.remove(&exited.source);
+        self.handle.restarts[1].fetch_add(1, Relaxed);
+        let wait = self.wait(Some(exited.source), "kv_subscriber");
+        ctx.run_later(wait, move |this, ctx| {
+            let mut sources = this.settings.sources.iter();
+            let at = sources.position(|source| source.holder == exited.source);
+            if let Some(at) = at
+                && !this.subscribers.contains_key(&exited.source)
+            {
+                this.start_subscriber(at, ctx);
+            }
+        });
+    }
+}
+
+crate::support::fault::panics_on_request!(KvIndex);
+
+impl Drop for KvIndex {
+    /// Also while a panic unwinds: the successor starts subscribers of its own.
+    fn drop(&mut self) {
+        for subscriber in self.subscribers.values() {
+            subscriber.do_send(Retire);
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! KV events over a WebSocket: one JSON batch per message.
+
+use super::{FRAME_BYTES_MAX, numbered};
+use actors::kv_subscriber::{EventConnection, Frame};
+use futures_util::future::LocalBoxFuture;
+use futures_util::{FutureExt, StreamExt};
+use tokio::net::TcpStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async_with_config};
+use wire::kv_events::from_json;
+
+pub struct WebSocket(WebSocketStream<MaybeTlsStream<TcpStream>>);
+
+pub async fn connect(endpoint: &str) -> Result<WebSocket, String> {
+    let config = WebSocketConfig::default()
+        .max_message_size(Some(FRAME_BYTES_MAX))
+        .max_frame_size(Some(FRAME_BYTES_MAX));
+    let connected = connect_async_with_config(endpoint, Some(config), true).await;
+    let (stream, _) = connected.map_err(|error| format!("{endpoint}: {error}"))?;
+    Ok(WebSocket(stream))
+}
+
+impl EventConnection for WebSocket {
+    fn next(&mut self) -> LocalBoxFuture<'_, Result<Frame, String>> {
+        async move {
+            loop {
+                match self.0.next().await {
+                    Some(Ok(Message::Text(text))) => {
+                        return Ok(numbered(from_json(text.as_bytes())));
+                    }
+                    Some(Ok(Message::Binary(bytes))) => return Ok(numbered(from_json(&bytes))),
+                    Some(Ok(Message::Close(_))) | None => {
+                        return Err("the engine closed the stream".into());
+                    }
+                    Some(Ok(_)) => {} // pings are answered by the library
+                    Some(Err(error)) => return Err(error.to_string()),
+                }
+            }
+        }
+        .boxed_local()
+    }
+
+    fn replay(&mut self, _: u64) -> LocalBoxFuture<'_, Result<(), String>> {
+        async { Err("this stream cannot replay".to_owned()) }.boxed_local()
+    }
+}
