@@ -128,7 +128,10 @@ fn flags_of_real_commands_are_taken() {
         ),
         (32, 500, 64, 4096)
     );
-    assert_eq!((config.max_model_len, config.event_batches_max), (8192, 7));
+    assert_eq!(
+        (config.max_model_len, config.kv_events.buffer_steps),
+        (8192, 7)
+    );
 }
 
 #[test]
