@@ -1,6 +1,6 @@
 //! Listeners of `/v1/kv_events` over plain sockets: server-sent events and WebSocket frames, read by hand.
 
-use super::PATIENCE;
+use super::support::PATIENCE;
 use serde_json::Value;
 use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -17,8 +17,15 @@ pub struct Listener {
     /// Read and not yet used; for server-sent events without the chunks' sizes.
     buffer: Vec<u8>,
     websocket: bool,
-    /// Comment lines and pings.
-    pub heartbeats: usize,
+}
+
+/// What a stream brings.
+#[derive(Debug, PartialEq)]
+pub enum Item {
+    Batch(Value),
+    /// A comment line or a ping.
+    Heartbeat,
+    Pong(Vec<u8>),
 }
 
 impl Listener {
@@ -52,7 +59,6 @@ impl Listener {
             socket,
             buffer: Vec::new(),
             websocket,
-            heartbeats: 0,
         };
         let head = loop {
             match find(&listener.buffer, b"\r\n\r\n") {
@@ -63,8 +69,17 @@ impl Listener {
         (listener, String::from_utf8(head).unwrap())
     }
 
-    /// The next batch, with the id of its event if it has one; none at the stream's end.
+    /// The next batch; none at the stream's end.
     pub async fn next(&mut self) -> Option<Value> {
+        loop {
+            if let Item::Batch(batch) = self.next_item().await? {
+                return Some(batch);
+            }
+        }
+    }
+
+    /// Whatever comes next; none at the stream's end.
+    pub async fn next_item(&mut self) -> Option<Item> {
         timeout(PATIENCE, async {
             match self.websocket {
                 true => self.next_frame().await,
@@ -72,7 +87,7 @@ impl Listener {
             }
         })
         .await
-        .expect("no batch arrives")
+        .expect("nothing arrives")
     }
 
     pub async fn take_batches(&mut self, count: usize) -> Vec<Value> {
@@ -94,44 +109,40 @@ impl Listener {
     }
 
     /// One chunk is one event here, as the engine writes each event whole.
-    async fn next_event(&mut self) -> Option<Value> {
-        loop {
-            let line = self.until_crlf().await?;
-            let size = usize::from_str_radix(&String::from_utf8(line).unwrap(), 16).unwrap();
-            let chunk = self.exactly(size + 2).await?;
-            if size == 0 {
-                return None;
-            }
-            let text = std::str::from_utf8(&chunk[..size]).unwrap();
-            assert!(text.ends_with("\n\n"), "{text:?}");
-            if text.starts_with(':') {
-                self.heartbeats += 1;
-                continue;
-            }
-            let (id, data) = text.trim_end().split_once('\n').unwrap();
-            let batch: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
-            assert_eq!(id, format!("id: {}", batch["seq"]));
-            return Some(batch);
+    async fn next_event(&mut self) -> Option<Item> {
+        let line = self.until_crlf().await?;
+        let size = usize::from_str_radix(&String::from_utf8(line).unwrap(), 16).unwrap();
+        let chunk = self.exactly(size + 2).await?;
+        if size == 0 {
+            return None;
         }
+        let text = std::str::from_utf8(&chunk[..size]).unwrap();
+        assert!(text.ends_with("\n\n"), "{text:?}");
+        if text.starts_with(':') {
+            return Some(Item::Heartbeat);
+        }
+        let (id, data) = text.trim_end().split_once('\n').unwrap();
+        let batch: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
+        assert_eq!(id, format!("id: {}", batch["seq"]));
+        Some(Item::Batch(batch))
     }
 
-    async fn next_frame(&mut self) -> Option<Value> {
-        loop {
-            let head = self.exactly(2).await?;
-            let (last, kind, masked) = (head[0] & 0x80, head[0] & 0x0f, head[1] & 0x80);
-            assert!(last != 0 && masked == 0);
-            let len = match head[1] {
-                126 => u16::from_be_bytes(self.exactly(2).await?.try_into().unwrap()).into(),
-                127 => u64::from_be_bytes(self.exactly(8).await?.try_into().unwrap()),
-                len => u64::from(len),
-            };
-            let body = self.exactly(len as usize).await?;
-            match kind {
-                1 => return Some(serde_json::from_slice(&body).unwrap()),
-                8 => return None,
-                9 | 10 => self.heartbeats += 1,
-                other => panic!("frame of kind {other}"),
-            }
+    async fn next_frame(&mut self) -> Option<Item> {
+        let head = self.exactly(2).await?;
+        let (last, kind, masked) = (head[0] & 0x80, head[0] & 0x0f, head[1] & 0x80);
+        assert!(last != 0 && masked == 0);
+        let len = match head[1] {
+            126 => u16::from_be_bytes(self.exactly(2).await?.try_into().unwrap()).into(),
+            127 => u64::from_be_bytes(self.exactly(8).await?.try_into().unwrap()),
+            len => u64::from(len),
+        };
+        let body = self.exactly(len as usize).await?;
+        match kind {
+            1 => Some(Item::Batch(serde_json::from_slice(&body).unwrap())),
+            8 => None,
+            9 => Some(Item::Heartbeat),
+            10 => Some(Item::Pong(body)),
+            other => panic!("frame of kind {other}"),
         }
     }
 

@@ -1,7 +1,7 @@
 //! A subscriber of the ZeroMQ events, and a decoder of their payloads that shares nothing with the writer.
 #![allow(dead_code)] // each test binary uses a part
 
-use super::PATIENCE;
+use super::support::PATIENCE;
 use engine_sim::{KvEvents, SimConfig, SimHandle};
 use rmpv::Value;
 use std::time::Duration;
