@@ -1,6 +1,6 @@
 """The simulated engine's ZeroMQ events, read as vLLM's own example subscriber reads them, with libzmq and msgpack.
 
-TIDEGATE_ENGINE_SIM_BIN names the program; without it, target/debug/engine-sim of this repository.
+TIDEGATE_ENGINE_SIM_BIN names the program; without it, debug/engine-sim of cargo's target directory.
 """
 
 import json
@@ -26,7 +26,8 @@ PATIENCE_S = 20
 
 
 def binary() -> Path:
-    path = Path(os.environ.get("TIDEGATE_ENGINE_SIM_BIN", "target/debug/engine-sim"))
+    built = f"{os.environ.get('CARGO_TARGET_DIR', 'target')}/debug/engine-sim"
+    path = Path(os.environ.get("TIDEGATE_ENGINE_SIM_BIN", built))
     path = path if path.is_absolute() else REPOSITORY / path
     if not path.is_file():
         pytest.fail(f"{path} is not there: run `cargo build --bin engine-sim`, or set TIDEGATE_ENGINE_SIM_BIN", pytrace=False)

@@ -215,10 +215,10 @@ async fn replay(listener: TcpListener, feed: &Feed, wire: &Wire) -> Result<(), Z
             tracing::warn!(bytes = seq.len(), "replay request has no sequence number");
             continue;
         };
-        let mut answers: Vec<_> = feed.since(u64::from_be_bytes(seq));
+        let batches = feed.since(u64::from_be_bytes(seq));
         let end = wire.answer(peer, Bytes::from_static(&END_SEQ), Bytes::new());
-        let messages = answers
-            .drain(..)
+        let messages = batches
+            .into_iter()
             .map(|batch| wire.answer(peer, seq_frame(batch.seq), wire.encoder.encode(&batch)))
             .chain([end]);
         for message in messages {

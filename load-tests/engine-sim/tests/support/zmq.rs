@@ -1,9 +1,11 @@
 //! A subscriber of the ZeroMQ events, and a decoder of their payloads that shares nothing with the writer.
 #![allow(dead_code)] // each test binary uses a part
 
-use super::support::PATIENCE;
-use engine_sim::{KvEvents, SimConfig, SimHandle};
+use super::support::{PATIENCE, fast, long_text, post};
+use engine_sim::{BlockHash, CacheEvent, KvEventQuirks, KvEvents, SimConfig, SimHandle};
 use rmpv::Value;
+use serde_json::json;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::time::timeout;
 use zeromq::{DealerSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqMessage};
@@ -64,6 +66,97 @@ pub fn publishing(config: SimConfig) -> SimConfig {
             ..KvEvents::default()
         },
         ..config
+    }
+}
+
+pub fn quirky(quirks: KvEventQuirks) -> SimConfig {
+    SimConfig {
+        kv_event_quirks: quirks,
+        ..publishing(fast())
+    }
+}
+
+/// A request whose prompt nobody has sent before; several blocks long.
+pub async fn ask(sim: &SimHandle) {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let prompt = format!("{} {}", NEXT.fetch_add(1, Relaxed), long_text());
+    let body = json!({"prompt": prompt, "max_tokens": 2, "ignore_eos": true});
+    assert_eq!(post(sim.addr(), "/v1/completions", body).await.status, 200);
+}
+
+pub async fn ask_times(sim: &SimHandle, times: usize) {
+    for _ in 0..times {
+        ask(sim).await;
+    }
+}
+
+/// What the log holds, in the words of the wire. `with_media` false is the oldest encoding.
+pub fn expected(events: &[CacheEvent], with_media: bool) -> Vec<WireEvent> {
+    let numbers = |hashes: &[BlockHash]| hashes.iter().map(|hash| hash.0).collect::<Vec<_>>();
+    let medium = |name: &str| with_media.then(|| name.to_owned());
+    let of = |event: &CacheEvent| match event {
+        CacheEvent::Stored {
+            hashes,
+            parent,
+            tokens,
+            block_size,
+            ..
+        } => vec![WireEvent::Stored {
+            hashes: numbers(hashes),
+            parent: parent.map(|hash| hash.0),
+            tokens: tokens.clone(),
+            block_size: *block_size as u64,
+            medium: medium("GPU"),
+            extra_keys: None,
+            tail: Vec::new(),
+        }],
+        CacheEvent::Removed { hashes } => vec![WireEvent::Removed {
+            hashes: numbers(hashes),
+            medium: medium("GPU"),
+        }],
+        CacheEvent::Offloaded { hashes, block_size } => vec![
+            WireEvent::Stored {
+                hashes: numbers(hashes),
+                parent: None,
+                tokens: Vec::new(),
+                block_size: *block_size as u64,
+                medium: medium("STORAGE"),
+                extra_keys: None,
+                tail: Vec::new(),
+            },
+            WireEvent::Removed {
+                hashes: numbers(hashes),
+                medium: medium("GPU"),
+            },
+        ],
+        CacheEvent::Cleared => vec![WireEvent::Cleared],
+    };
+    events.iter().flat_map(of).collect()
+}
+
+/// Without the tail, which is compared apart.
+pub fn bare(mut events: Vec<WireEvent>) -> Vec<WireEvent> {
+    for event in &mut events {
+        if let WireEvent::Stored { tail, .. } = event {
+            tail.clear();
+        }
+    }
+    events
+}
+
+pub fn assert_like_the_log(sim: &SimHandle, messages: &[Message], with_media: bool) {
+    let log = sim.events();
+    let kept: Vec<u64> = log.iter().map(|batch| batch.seq).collect();
+    assert_eq!(seqs(messages), kept);
+    for (message, batch) in messages.iter().zip(&log) {
+        let decoded = message.value();
+        assert_eq!(decoded.as_array().unwrap()[0].as_f64(), Some(batch.ts));
+        assert_eq!(
+            bare(message.events()),
+            expected(&batch.events, with_media),
+            "batch {}",
+            batch.seq
+        );
     }
 }
 
