@@ -210,6 +210,17 @@ impl IndexShard {
         let applied = self.index.store(holder, &run, now);
         self.gauges.applied += applied.blocks as u64;
         self.gauges.unknown += applied.unknown as u64;
+        if tier == Tier::Storage {
+            // an announced offload: others find it in the namespace
+            let writes = source.spec.writes;
+            if let Some(source) = self.sources.get_mut(&holder) {
+                source.announces_offloads = true;
+            }
+            if let Some(namespace) = writes {
+                let own = self.index.own(holder, &stored.hashes);
+                self.index.put_stored(namespace, &own, Tier::Storage, now);
+            }
+        }
     }
 
     fn removed(&mut self, holder: HolderId, hashes: &[u64], (medium, now): (Medium, Seconds)) {

@@ -445,6 +445,61 @@ async fn an_eviction_is_taken_for_an_offload_only_where_the_settings_say_so() {
 }
 
 #[actix::test]
+async fn a_copy_announced_in_storage_is_in_the_namespace_until_it_is_removed_there() {
+    let (shard, _) = shard([
+        (ENGINE, spec(Some(STORE), true)),
+        (READER, spec(None, false)),
+    ]);
+    apply(
+        &shard,
+        ENGINE,
+        1,
+        vec![Op::Event(stored(0)), Op::Event(stored(1))],
+    )
+    .await;
+    let copy = KvEvent::Stored(Stored {
+        hashes: vec![100],
+        parent: None,
+        tokens: vec![],
+        block_size: 2,
+        medium: Medium::Storage,
+        lora: None,
+        cache_salt: None,
+    });
+    let removed = |n: u64, medium| {
+        Op::Event(KvEvent::Removed {
+            hashes: vec![100 + n],
+            medium,
+        })
+    };
+    apply(
+        &shard,
+        ENGINE,
+        1,
+        vec![
+            Op::Event(copy),
+            removed(0, Medium::Gpu),
+            removed(1, Medium::Gpu),
+        ],
+    )
+    .await;
+    let runs = find(&shard, 6).await;
+    let stored = Run {
+        holder: STORE,
+        tier: Tier::Storage,
+        from: 0,
+        to: 1,
+    };
+    assert!(runs.contains(&stored), "{runs:?}");
+    assert!(
+        runs.iter().all(|r| r.to <= 1),
+        "its evictions are evictions: {runs:?}"
+    );
+    apply(&shard, ENGINE, 1, vec![removed(0, Medium::Storage)]).await;
+    assert!(find(&shard, 6).await.is_empty());
+}
+
+#[actix::test]
 async fn a_dispatch_counts_until_it_ends_one_way_or_the_other() {
     tokio::time::pause();
     let (shard, _) = plain_shard();

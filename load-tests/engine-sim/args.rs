@@ -1,14 +1,14 @@
 //! The command line: vLLM's flags under vLLM's names, so that a `vllm serve …` command runs unchanged, and the simulator's own
 //! under `--sim-`. Flags without a meaning for a simulator are taken and ignored.
 
-use crate::config::{EVENT_BATCHES_MAX, KvTransfer, SimConfig};
+use crate::config::{KvTransfer, SimConfig};
 use crate::failure::FaultSettings;
 use crate::flag_values::{fraction, human_count, not_negative};
 use crate::ignored_flags::IgnoredFlags;
+use crate::kv_events::{KvEvents, flags::KvEventArgs};
 use crate::speed::{Speed, figures_for};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
-use serde::Deserialize;
 use std::ffi::OsString;
 use std::time::Duration;
 
@@ -63,6 +63,8 @@ struct Serve {
     ignored: IgnoredFlags,
     #[command(flatten)]
     simulator: SimulatorArgs,
+    #[command(flatten)]
+    kv_events: KvEventArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -124,7 +126,8 @@ struct EngineArgs {
     /// How KV blocks are shared with other engines, as JSON
     #[arg(long, value_name = "JSON")]
     kv_transfer_config: Option<String>,
-    /// How KV events are published, as JSON. The simulator keeps them in its log
+    /// How KV events are published over ZeroMQ, as JSON, for example {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}.
+    /// GET /v1/kv_events serves them without it
     #[arg(long, value_name = "JSON")]
     kv_events_config: Option<String>,
 }
@@ -176,12 +179,6 @@ struct SimulatorArgs {
     sim_hang_rate: f64,
 }
 
-#[derive(Debug, Deserialize)]
-struct KvEventsConfig {
-    #[serde(default)]
-    buffer_steps: Option<usize>,
-}
-
 impl Args {
     /// Checks what clap cannot check and resolves defaults that depend on each other.
     pub fn into_config(self) -> Result<SimConfig, clap::Error> {
@@ -206,8 +203,7 @@ impl Args {
         };
         let kv_transfer: Option<KvTransfer> =
             json_flag("--kv-transfer-config", engine.kv_transfer_config)?;
-        let kv_events: Option<KvEventsConfig> =
-            json_flag("--kv-events-config", engine.kv_events_config)?;
+        let kv_events: Option<KvEvents> = json_flag("--kv-events-config", engine.kv_events_config)?;
         let config = SimConfig {
             models: if server.served_model_name.is_empty() {
                 vec![model]
@@ -228,9 +224,8 @@ impl Args {
             prompt_tokens_details: server.enable_prompt_tokens_details || !sim.strict_vllm,
             auto_tool_choice: server.enable_auto_tool_choice || !sim.strict_vllm,
             kv_transfer,
-            event_batches_max: kv_events
-                .and_then(|events| events.buffer_steps)
-                .unwrap_or(EVENT_BATCHES_MAX),
+            kv_events: kv_events.unwrap_or_default(),
+            kv_event_quirks: serve.kv_events.into(),
             speed: Speed {
                 prefill_ms_per_token: sim
                     .sim_prefill_ms_per_token

@@ -128,7 +128,10 @@ fn flags_of_real_commands_are_taken() {
         ),
         (32, 500, 64, 4096)
     );
-    assert_eq!((config.max_model_len, config.event_batches_max), (8192, 7));
+    assert_eq!(
+        (config.max_model_len, config.kv_events.buffer_steps),
+        (8192, 7)
+    );
 }
 
 #[test]
@@ -171,4 +174,62 @@ fn help_groups_the_simulators_flags() {
         help.contains("Simulator:") && help.contains("--sim-time-scale"),
         "{help}"
     );
+    let simulator = help.split("Simulator:").nth(1).unwrap_or_default();
+    assert!(
+        simulator.contains("--sim-kv-events-encoding") && simulator.contains("--sim-kv-offload"),
+        "{help}"
+    );
+}
+
+#[test]
+fn kv_event_flags_are_taken() {
+    use crate::kv_events::{EventEncoding, HashForm, KvPublisher, ReplayFraming};
+    let config = parse(
+        "vllm serve m --kv-events-config {\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:7557\",\
+         \"replay_endpoint\":\"tcp://*:7558\",\"buffer_steps\":9,\"hwm\":8,\"max_queue_size\":7,\"topic\":\"kv\"} \
+         --sim-kv-events-encoding map --sim-kv-events-hash bytes --sim-kv-events-replay-framing old --sim-kv-events-drop-every 3 \
+         --sim-kv-events-lose-seq 4 --sim-kv-events-reorder-every 5 --sim-kv-events-restart-after 6 --sim-kv-events-duplicate --sim-kv-offload",
+    )
+    .unwrap();
+    assert_eq!(
+        config.kv_events,
+        KvEvents {
+            enable_kv_cache_events: true,
+            publisher: KvPublisher::Zmq,
+            endpoint: "tcp://*:7557".to_owned(),
+            replay_endpoint: Some("tcp://*:7558".to_owned()),
+            buffer_steps: 9,
+            hwm: 8,
+            max_queue_size: 7,
+            topic: "kv".to_owned(),
+        }
+    );
+    assert_eq!(
+        config.kv_event_quirks,
+        crate::KvEventQuirks {
+            encoding: EventEncoding::Map,
+            hashes: HashForm::Bytes,
+            replay_framing: ReplayFraming::Old,
+            drop_every: Some(3),
+            lose_seq: Some(4),
+            reorder_every: Some(5),
+            restart_after: Some(6),
+            offload: true,
+            duplicate: true,
+        }
+    );
+    let plain = parse("vllm serve m").unwrap();
+    assert_eq!(plain.kv_events, KvEvents::default());
+    assert_eq!(plain.kv_event_quirks, crate::KvEventQuirks::default());
+}
+
+#[test]
+fn kv_event_faults_are_named_and_the_null_publisher_has_no_endpoint() {
+    let told = |line: &str| parse(line).unwrap_err().to_string();
+    let events =
+        "vllm serve m --kv-events-config {\"enable_kv_cache_events\":true,\"endpoint\":\"ipc://x\"";
+    assert!(told(&format!("{events}}}")).contains("ipc://x"));
+    assert!(parse(&format!("{events},\"publisher\":\"null\"}}")).is_ok());
+    assert!(told("vllm serve m --kv-events-config {\"topic\":1}").contains("--kv-events-config"));
+    assert!(told("vllm serve m --sim-kv-events-drop-every 0").contains("drop-every"));
 }

@@ -2,6 +2,7 @@
 
 use crate::args::Args;
 use crate::failure::FaultSettings;
+use crate::kv_events::{KvEventQuirks, KvEvents};
 use crate::speed::{Speed, figures_for};
 use clap::Parser;
 use serde::Deserialize;
@@ -11,8 +12,6 @@ use std::time::Duration;
 
 /// Blocks of [`SimConfig::default`]: 16,384 tokens, so that tests can fill the cache.
 const DEFAULT_BLOCKS: usize = 1024;
-/// Steps whose KV events are kept, as in vLLM's `buffer_steps`.
-pub(crate) const EVENT_BATCHES_MAX: usize = 10_000;
 
 /// One engine. [`Default`] is a small fast one for tests; [`SimConfig::from_args`] takes vLLM's command line.
 #[derive(Debug, Clone)]
@@ -43,8 +42,10 @@ pub struct SimConfig {
     pub auto_tool_choice: bool,
     /// How this engine shares KV blocks with others.
     pub kv_transfer: Option<KvTransfer>,
-    /// Steps whose KV events are kept.
-    pub event_batches_max: usize,
+    /// How KV events are kept and published.
+    pub kv_events: KvEvents,
+    /// In which form they go out, and what goes wrong with them.
+    pub kv_event_quirks: KvEventQuirks,
     /// Times, before the time scale.
     pub speed: Speed,
     /// Multiplies every simulated time: 1.0 is real time, 0.1 is ten times faster.
@@ -75,7 +76,8 @@ impl Default for SimConfig {
             prompt_tokens_details: true,
             auto_tool_choice: true,
             kv_transfer: None,
-            event_batches_max: EVENT_BATCHES_MAX,
+            kv_events: KvEvents::default(),
+            kv_event_quirks: KvEventQuirks::default(),
             speed: figures_for("sim-model").speed,
             time_scale: 0.05,
             startup_delay: Duration::ZERO,
@@ -132,7 +134,7 @@ impl SimConfig {
         if !self.time_scale.is_finite() || self.time_scale < 0.0 {
             return Err("the time scale must be 0 or more".into());
         }
-        Ok(())
+        self.kv_events.validate()
     }
 
     /// The name that answers carry.

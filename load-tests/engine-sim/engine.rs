@@ -4,15 +4,15 @@
 
 use crate::config::SimConfig;
 use crate::engine_client::{Command, EngineClient, Token, Work};
-use crate::event_log::EventLog;
 use crate::kv_cache::{BlockHash, KvCache, chain_seed};
+use crate::kv_events::feed::Feed;
 use crate::metrics::{Metrics, add, set};
 use crate::scheduler::{Limits, Output, State, StepReport, step};
 use crate::sequence::{NewSequence, SequenceId};
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc;
 use tokio::time::{Duration, Instant, sleep_until, timeout_at};
@@ -33,7 +33,7 @@ struct Request {
 struct Engine {
     config: Arc<SimConfig>,
     metrics: Arc<Metrics>,
-    log: Arc<Mutex<EventLog>>,
+    feed: Arc<Feed>,
     state: State,
     /// Arrived, but still in the front end (`overhead_ms`); in order, as the overhead is the same for all.
     arriving: VecDeque<(Instant, NewSequence)>,
@@ -48,7 +48,7 @@ struct Engine {
 pub fn start(
     config: Arc<SimConfig>,
     metrics: Arc<Metrics>,
-    log: Arc<Mutex<EventLog>>,
+    feed: Arc<Feed>,
 ) -> io::Result<EngineClient> {
     let (commands, inbox) = mpsc::unbounded_channel();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -63,7 +63,7 @@ pub fn start(
         state: State::new(limits, cache),
         config,
         metrics,
-        log,
+        feed,
         arriving: VecDeque::new(),
         requests: HashMap::new(),
         next_id: 0,
@@ -132,6 +132,7 @@ impl Engine {
                 reply,
             } => {
                 let chain = chain_seed(self.config.seed, &salt);
+                let salt = (!salt.is_empty()).then(|| Arc::from(salt));
                 for (choice, work) in works.into_iter().enumerate() {
                     let request = Request {
                         reply: reply.clone(),
@@ -141,7 +142,7 @@ impl Engine {
                         arrived,
                         seen_token: false,
                     };
-                    self.accept(request, work, chain);
+                    self.accept(request, work, chain, salt.clone());
                 }
             }
             Command::Wake => {} // the loop looks for abandoned requests anyway
@@ -150,10 +151,14 @@ impl Engine {
                 self.publish_events();
                 let _ = reply.send(cleared); // the asker may have left
             }
+            Command::RestartEvents(reply) => {
+                self.restart_events();
+                let _ = reply.send(()); // the asker may have left
+            }
         }
     }
 
-    fn accept(&mut self, request: Request, work: Work, chain: BlockHash) {
+    fn accept(&mut self, request: Request, work: Work, chain: BlockHash, salt: Option<Arc<str>>) {
         let id = SequenceId(self.next_id);
         self.next_id += 1;
         let ready = request.arrived + self.config.scaled(self.config.speed.overhead());
@@ -162,6 +167,7 @@ impl Engine {
             prompt: work.prompt,
             answer: work.answer,
             chain,
+            salt,
         };
         self.requests.insert(id, request);
         self.arriving.push_back((ready, sequence));
@@ -240,15 +246,18 @@ impl Engine {
 
     fn publish_events(&mut self) {
         let events = self.state.cache_mut().take_events();
-        if !events.is_empty() {
-            let ts = SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .unwrap_or_default()
-                .as_secs_f64();
-            self.log
-                .lock()
-                .expect("nobody panics with this lock")
-                .append(ts, events);
+        let ts = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_secs_f64();
+        if self.feed.publish(ts, events) {
+            self.restart_events();
         }
+    }
+
+    /// Cache and numbers are those of a new process.
+    fn restart_events(&mut self) {
+        self.state.restart_cache();
+        self.feed.restart();
     }
 }

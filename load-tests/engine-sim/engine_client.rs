@@ -38,6 +38,8 @@ pub enum Command {
     },
     /// Forget cached blocks.
     ClearCache(oneshot::Sender<bool>),
+    /// Forget the cache and count its events from 0.
+    RestartEvents(oneshot::Sender<()>),
     /// A client left: look at once, even when idle.
     Wake,
 }
@@ -76,6 +78,13 @@ impl EngineClient {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::ClearCache(reply));
         answer.await.unwrap_or(false)
+    }
+
+    /// Forgets the cache without announcing it and counts its events from 0 again.
+    pub async fn restart_events(&self) {
+        let (reply, done) = oneshot::channel();
+        let _ = self.commands.send(Command::RestartEvents(reply));
+        let _ = done.await; // a stopped engine has no events to restart
     }
 }
 

@@ -3,6 +3,7 @@
 
 use crate::kv_cache::BlockHash;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// Tokens that all kept batches may hold together, beside the limit on batches: 64 MiB, whatever the prompts' lengths.
 const TOKENS_MAX: usize = 16 << 20;
@@ -20,11 +21,20 @@ pub enum CacheEvent {
         tokens: Vec<u32>,
         /// Tokens per block.
         block_size: usize,
+        /// What the request gave to keep its blocks apart.
+        cache_salt: Option<Arc<str>>,
     },
     /// One physical copy of each block is gone.
     Removed {
         /// The engine's own names of the blocks.
         hashes: Vec<BlockHash>,
+    },
+    /// One physical copy of each block has moved to shared storage. Comes instead of `Removed` when the engine offloads.
+    Offloaded {
+        /// The engine's own names of the blocks.
+        hashes: Vec<BlockHash>,
+        /// Tokens per block.
+        block_size: usize,
     },
     /// All blocks are gone.
     Cleared,
@@ -44,7 +54,7 @@ pub struct EventBatch {
 /// A ring of batches.
 #[derive(Debug)]
 pub struct EventLog {
-    batches: VecDeque<EventBatch>,
+    batches: VecDeque<Arc<EventBatch>>,
     batches_max: usize,
     tokens: usize,
     next_seq: u64,
@@ -61,17 +71,15 @@ impl EventLog {
         }
     }
 
-    /// Appends one step's events; a step without any makes no batch.
-    pub fn append(&mut self, ts: f64, events: Vec<CacheEvent>) {
-        if events.is_empty() {
-            return;
-        }
+    /// Appends one step's events.
+    pub fn append(&mut self, ts: f64, events: Vec<CacheEvent>) -> Arc<EventBatch> {
         self.tokens += tokens_in(&events);
-        self.batches.push_back(EventBatch {
+        let batch = Arc::new(EventBatch {
             seq: self.next_seq,
             ts,
             events,
         });
+        self.batches.push_back(batch.clone());
         self.next_seq += 1;
         while self.batches.len() > self.batches_max || self.tokens > TOKENS_MAX {
             let Some(oldest) = self.batches.pop_front() else {
@@ -79,10 +87,26 @@ impl EventLog {
             };
             self.tokens -= tokens_in(&oldest.events);
         }
+        batch
+    }
+
+    /// The number of the batch that comes next.
+    pub fn next_seq(&self) -> u64 {
+        self.next_seq
+    }
+
+    /// Counts a batch that is lost.
+    pub fn skip(&mut self) {
+        self.next_seq += 1;
+    }
+
+    /// Forgets everything and counts from 0 again.
+    pub fn restart(&mut self) {
+        *self = Self::new(self.batches_max);
     }
 
     /// The batches still kept, from `seq` on. A first one later than `seq` means that history was lost.
-    pub fn since(&self, seq: u64) -> Vec<EventBatch> {
+    pub fn since(&self, seq: u64) -> Vec<Arc<EventBatch>> {
         self.batches
             .iter()
             .filter(|batch| batch.seq >= seq)
@@ -108,7 +132,6 @@ mod test {
     #[test]
     fn sequence_numbers_have_no_gap_and_the_oldest_batch_leaves() {
         let mut log = EventLog::new(2);
-        log.append(0.0, Vec::new());
         for _ in 0..3 {
             log.append(0.0, vec![CacheEvent::Cleared]);
         }

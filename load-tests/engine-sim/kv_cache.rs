@@ -3,9 +3,10 @@
 
 use crate::event_log::CacheEvent;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// Names a full block by its tokens and everything before them. A type of its own, so that it cannot be taken for a place in the pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
 pub struct BlockHash(pub u64);
 
 /// A place in the pool.
@@ -29,6 +30,8 @@ pub struct Run<'a> {
     pub parent: Option<BlockHash>,
     /// Their tokens: `ids.len() × block_size`.
     pub tokens: &'a [u32],
+    /// What keeps them apart from equal tokens of others.
+    pub salt: Option<Arc<str>>,
 }
 
 /// The end of the intrusive list of free blocks.
@@ -166,6 +169,7 @@ impl KvCache {
             parent: run.parent,
             tokens: run.tokens.to_vec(),
             block_size: self.block_size,
+            cache_salt: run.salt,
         });
     }
 
@@ -187,12 +191,18 @@ impl KvCache {
         if self.used() > 0 {
             return false;
         }
+        self.forget_all();
+        self.events.push(CacheEvent::Cleared);
+        true
+    }
+
+    /// Forgets every content without a word, also of blocks in use: what a new process knows.
+    pub fn forget_all(&mut self) {
         for block in &mut self.blocks {
             block.hash = None;
         }
         self.copies.clear();
-        self.events.push(CacheEvent::Cleared);
-        true
+        self.events.clear();
     }
 
     /// What changed since the last call, in order.
@@ -298,6 +308,7 @@ mod test {
             hashes: &hashes,
             parent: None,
             tokens,
+            salt: None,
         });
         ids
     }

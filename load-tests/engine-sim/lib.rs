@@ -18,7 +18,7 @@
 //! ```
 //!
 //! The parts, from the inside out: `kv_cache` (blocks, hashes, eviction) and `scheduler` (one step) are pure; `engine` gives them
-//! time and channels; `tokenizer` and `text` make prompts and answers; `api` speaks HTTP; `sim` starts it all.
+//! time and channels; `tokenizer` and `text` make prompts and answers; `kv_events` tells others what the cache holds; `api` speaks HTTP; `sim` starts it all.
 
 mod api;
 mod args;
@@ -30,6 +30,7 @@ mod failure;
 mod flag_values;
 mod ignored_flags;
 mod kv_cache;
+mod kv_events;
 mod metrics;
 mod scheduler;
 mod sequence;
@@ -43,5 +44,6 @@ pub use config::{KvRole, KvTransfer, SimConfig};
 pub use event_log::{CacheEvent, EventBatch};
 pub use failure::{FaultSettings, Faults};
 pub use kv_cache::BlockHash;
+pub use kv_events::{EventEncoding, HashForm, KvEventQuirks, KvEvents, KvPublisher, ReplayFraming};
 pub use sim::{Sim, SimHandle, SimStats};
 pub use speed::Speed;

@@ -27,7 +27,11 @@ async fn serve(config: SimConfig) -> std::io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let line = config.to_string();
     let mut engine = Sim::start(config)?;
-    println!("engine-sim serves {line} on {}", engine.url());
+    let events = match engine.kv_endpoint() {
+        Some(endpoint) => format!(", KV events on {endpoint}"),
+        None => String::new(),
+    };
+    println!("engine-sim serves {line} on {}{events}", engine.url());
     tokio::select! {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}

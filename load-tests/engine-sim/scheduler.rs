@@ -102,6 +102,14 @@ impl State {
         true
     }
 
+    /// Makes the cache that of a new process. What runs at this moment goes on without being announced or found.
+    pub fn restart_cache(&mut self) {
+        self.cache.forget_all();
+        for sequence in &mut self.running {
+            sequence.published = usize::MAX;
+        }
+    }
+
     /// Sequences in the batch.
     pub fn running(&self) -> usize {
         self.running.len()
@@ -240,6 +248,7 @@ fn publish(cache: &mut KvCache, sequence: &mut Sequence, tokens: usize) {
             .checked_sub(1)
             .map(|before| sequence.hashes[before]),
         tokens: &sequence.tokens[range.start * cache.block_size()..range.end * cache.block_size()],
+        salt: sequence.salt.clone(),
     });
     sequence.published = full;
 }

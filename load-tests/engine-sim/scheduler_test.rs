@@ -21,6 +21,7 @@ fn sequence(id: u64, prompt: std::ops::Range<u32>, answer: usize) -> NewSequence
         prompt: prompt.collect(),
         answer: vec![7; answer].into(),
         chain: chain_seed(0, ""),
+        salt: None,
     }
 }
 
@@ -100,6 +101,7 @@ fn generated_tokens_serve_the_next_turn() {
         prompt: next.into(),
         answer: vec![7].into(),
         chain: chain_seed(0, ""),
+        salt: None,
     });
     assert_eq!(step(&mut state).outputs[0].cached, 16);
 }
@@ -111,6 +113,7 @@ fn another_salt_shares_nothing() {
     run_dry(&mut state);
     state.add(NewSequence {
         chain: chain_seed(0, "other"),
+        salt: None,
         ..sequence(2, 0..17, 1)
     });
     assert_eq!(step(&mut state).outputs[0].cached, 0);

@@ -18,6 +18,8 @@ pub struct NewSequence {
     pub answer: Arc<[u32]>,
     /// Where the hash chain starts ([`crate::kv_cache::chain_seed`]).
     pub chain: BlockHash,
+    /// The part of it that the request gave.
+    pub salt: Option<Arc<str>>,
 }
 
 /// A live sequence.
@@ -33,6 +35,8 @@ pub struct Sequence {
     pub answer: Arc<[u32]>,
     /// Where the hash chain starts.
     pub chain: BlockHash,
+    /// The part of it that the request gave.
+    pub salt: Option<Arc<str>>,
     /// Names of the full blocks of `tokens`.
     pub hashes: Vec<BlockHash>,
     /// Its places in the pool, in order.
@@ -54,6 +58,7 @@ impl Sequence {
             prompt_len: new.prompt.len(),
             answer: new.answer,
             chain: new.chain,
+            salt: new.salt,
             hashes: Vec::new(),
             blocks: Vec::new(),
             published: 0,

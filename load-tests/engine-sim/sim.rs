@@ -4,8 +4,10 @@ use crate::api::connection::remember;
 use crate::api::{App, routes, unix_now};
 use crate::config::SimConfig;
 use crate::engine;
-use crate::event_log::{EventBatch, EventLog};
+use crate::engine_client::EngineClient;
+use crate::event_log::EventBatch;
 use crate::failure::Faults;
+use crate::kv_events::{feed::Feed, publisher::Publisher};
 use crate::metrics::Metrics;
 use crate::tokenizer::Tokenizer;
 use actix_web::dev::ServerHandle;
@@ -36,7 +38,9 @@ pub struct SimHandle {
     config: Arc<SimConfig>,
     faults: Arc<Faults>,
     metrics: Arc<Metrics>,
-    log: Arc<Mutex<EventLog>>,
+    engine: EngineClient,
+    feed: Arc<Feed>,
+    publisher: Option<Publisher>,
     server: Arc<Mutex<Option<ServerHandle>>>,
     listening: JoinHandle<()>,
 }
@@ -82,11 +86,14 @@ impl Sim {
         let config = Arc::new(config);
         let metrics = Arc::new(Metrics::default());
         let faults = Arc::new(Faults::new(config.faults, config.seed));
-        let log = Arc::new(Mutex::new(EventLog::new(config.event_batches_max)));
-        let engine = engine::start(config.clone(), metrics.clone(), log.clone())?;
+        let (events, quirks) = (&config.kv_events, &config.kv_event_quirks);
+        let feed = Arc::new(Feed::new(events, quirks.clone(), config.block_size));
+        let publisher = Publisher::start(events, quirks, &feed)?;
+        let engine = engine::start(config.clone(), metrics.clone(), feed.clone())?;
         let app = web::Data::new(App {
             config: config.clone(),
-            engine,
+            engine: engine.clone(),
+            feed: feed.clone(),
             tokenizer: Tokenizer::shared(),
             faults: faults.clone(),
             metrics: metrics.clone(),
@@ -116,7 +123,9 @@ impl Sim {
             config,
             faults,
             metrics,
-            log,
+            engine,
+            feed,
+            publisher,
             server,
             listening,
         })
@@ -162,14 +171,35 @@ impl SimHandle {
 
     /// The KV cache events that are still kept, oldest first.
     pub fn events(&self) -> Vec<EventBatch> {
-        self.log
-            .lock()
-            .expect("nobody panics with this lock")
-            .since(0)
+        let kept = self.feed.since(0);
+        kept.iter().map(|batch| (**batch).clone()).collect()
+    }
+
+    /// Where subscribers of the ZeroMQ events connect to, with the port that it got, and the loopback address if it listens on
+    /// all of them; or where it connects to itself. None without ZeroMQ.
+    pub fn kv_endpoint(&self) -> Option<String> {
+        let publisher = self.publisher.as_ref()?;
+        Some(publisher.endpoint().to_owned())
+    }
+
+    /// Where replays of the ZeroMQ events are asked for.
+    pub fn replay_endpoint(&self) -> Option<String> {
+        let publisher = self.publisher.as_ref()?;
+        publisher.replay_endpoint().map(str::to_owned)
+    }
+
+    /// Makes cache and events those of a new process: nothing is cached, nothing is kept, and the next batch has number 0. No
+    /// event tells it, and listeners stay connected. What runs at this moment goes on, but its blocks are not announced.
+    /// Returns when it has happened, at the end of the current step.
+    pub async fn restart_events(&self) {
+        self.engine.restart_events().await;
     }
 
     /// Stops at once: running answers are cut, as when the process is killed. Returns when the port is free.
     pub async fn stop(mut self) {
+        if let Some(publisher) = self.publisher.take() {
+            publisher.stop().await;
+        }
         let handle = self
             .server
             .lock()
@@ -200,7 +230,7 @@ impl Drop for SimHandle {
 }
 
 /// Takes an address without listening: connections to it are refused.
-fn reserve(host: &str, port: u16) -> io::Result<Socket> {
+pub(crate) fn reserve(host: &str, port: u16) -> io::Result<Socket> {
     let addr = (host, port)
         .to_socket_addrs()?
         .next()

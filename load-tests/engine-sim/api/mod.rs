@@ -7,6 +7,7 @@ pub mod connection;
 pub mod embeddings;
 pub mod error;
 pub mod generation;
+pub mod kv_events;
 pub mod messages;
 pub mod metrics;
 pub mod models;
@@ -16,6 +17,7 @@ pub mod tokenize;
 use crate::config::SimConfig;
 use crate::engine_client::EngineClient;
 use crate::failure::{Fate, Faults};
+use crate::kv_events::feed::Feed;
 use crate::metrics::{Metrics, add};
 use crate::tokenizer::Tokenizer;
 use actix_web::body::MessageBody;
@@ -40,6 +42,8 @@ pub struct App {
     pub config: Arc<SimConfig>,
     /// The engine.
     pub engine: EngineClient,
+    /// What its cache holds, as it changes.
+    pub feed: Arc<Feed>,
     /// Text to tokens.
     pub tokenizer: &'static Tokenizer,
     /// Failures on demand.
@@ -138,6 +142,7 @@ pub fn routes(services: &mut web::ServiceConfig) {
         .service(only("/chat/completions", web::post().to(chat::serve)))
         .service(only("/completions", web::post().to(completions::serve)))
         .service(only("/embeddings", web::post().to(embeddings::serve)))
+        .service(only("/kv_events", web::get().to(kv_events::serve)))
         .service(only("/models", web::get().to(models::serve)))
         .default_service(web::to(not_found));
     services
