@@ -156,6 +156,13 @@ impl PrefixIndex {
         (applied, gone)
     }
 
+    /// The blocks that an engine's hashes stand for, as far as they are known.
+    pub fn own(&self, holder: HolderId, hashes: &[u64]) -> Vec<BlockHash> {
+        let engine = self.engines.get(&holder);
+        let known = hashes.iter().filter_map(|hash| engine?.own(*hash));
+        known.map(|(own, _)| own).collect()
+    }
+
     /// Everything that this engine announced is void: it cleared its cache, or is another
     /// process now. Storage namespaces keep what they have.
     pub fn forget(&mut self, holder: HolderId) {
