@@ -230,6 +230,9 @@ impl IndexShard {
         let Some(source) = self.sources.get(&holder) else {
             return;
         };
+        if let (Medium::Storage, Some(namespace)) = (medium, source.spec.writes) {
+            self.index.take_stored(namespace, &gone);
+        }
         let assume =
             source.spec.assume_offload && source.spec.storage && !source.announces_offloads;
         if medium == Medium::Gpu && assume {

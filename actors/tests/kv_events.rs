@@ -496,7 +496,7 @@ async fn a_copy_announced_in_storage_is_in_the_namespace_until_it_is_removed_the
         "its evictions are evictions: {runs:?}"
     );
     apply(&shard, ENGINE, 1, vec![removed(0, Medium::Storage)]).await;
-    assert!(find(&shard, 6).await.is_empty());
+    assert_eq!(find(&shard, 6).await, []);
 }
 
 #[actix::test]

@@ -12,6 +12,7 @@ mod cancellation;
 mod config;
 mod health;
 mod http;
+mod kv_index;
 mod logging;
 mod overload;
 mod retry;

@@ -1,0 +1,352 @@
+//! With engines that announce what they hold: prompts go to where their blocks are, over every
+//! transport, and nothing about it can fail a request.
+
+use crate::support::client::Answer;
+use crate::support::{Client, DEADLINE, Gateway, ms, wait_until};
+use engine_sim::{EventEncoding, HashForm, ReplayFraming, Sim, SimConfig, SimHandle};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+/// Simulated engines on a system of their own; stopped when dropped.
+struct Engines {
+    urls: Vec<String>,
+    zmq: Vec<Option<(String, String)>>,
+    commands: tokio::sync::mpsc::UnboundedSender<Command>,
+    thread: Option<JoinHandle<()>>,
+}
+
+enum Command {
+    Restart(usize, mpsc::Sender<()>),
+    Cached(usize, mpsc::Sender<u64>),
+    Kill(usize, mpsc::Sender<()>),
+    Stop,
+}
+
+impl Engines {
+    fn start(configs: Vec<SimConfig>) -> Self {
+        let (ready, started) = mpsc::channel();
+        let (commands, mut inbox) = tokio::sync::mpsc::unbounded_channel();
+        let thread = std::thread::spawn(move || {
+            actix_rt::System::new().block_on(async move {
+                let start = |config| Some(Sim::start(config).unwrap());
+                let mut engines: Vec<Option<SimHandle>> = configs.into_iter().map(start).collect();
+                let here = |engine: &Option<SimHandle>| {
+                    let engine = engine.as_ref().unwrap();
+                    let zmq = engine.kv_endpoint().zip(engine.replay_endpoint());
+                    (engine.url(), zmq)
+                };
+                ready
+                    .send(engines.iter().map(here).collect::<Vec<_>>())
+                    .unwrap();
+                while let Some(command) = inbox.recv().await {
+                    match command {
+                        Command::Restart(at, done) => {
+                            engines[at].as_ref().unwrap().restart_events().await;
+                            done.send(()).unwrap();
+                        }
+                        Command::Cached(at, answer) => {
+                            answer
+                                .send(engines[at].as_ref().unwrap().stats().cached_tokens)
+                                .unwrap();
+                        }
+                        Command::Kill(at, done) => {
+                            engines[at].take().unwrap().stop().await;
+                            done.send(()).unwrap();
+                        }
+                        Command::Stop => return,
+                    }
+                }
+            });
+        });
+        let (urls, zmq) = started.recv_timeout(DEADLINE).unwrap().into_iter().unzip();
+        Engines {
+            urls,
+            zmq,
+            commands,
+            thread: Some(thread),
+        }
+    }
+
+    fn ask<T>(&self, command: impl FnOnce(mpsc::Sender<T>) -> Command) -> T {
+        let (answer, answered) = mpsc::channel();
+        self.commands.send(command(answer)).ok().unwrap();
+        answered.recv_timeout(DEADLINE).unwrap()
+    }
+
+    fn cached(&self, at: usize) -> u64 {
+        self.ask(|answer| Command::Cached(at, answer))
+    }
+
+    fn gateway(&self, http: &str) -> Gateway {
+        let (mut backends, mut sources) = (String::new(), String::new());
+        for (at, url) in self.urls.iter().enumerate() {
+            backends += &format!("  - {{ name: e{at}, url: '{url}', models: [sim-model] }}\n");
+            let (endpoint, replay) = match &self.zmq[at] {
+                Some((live, replay)) => (live.clone(), format!(", replay_endpoint: '{replay}'")),
+                None => (url.replace("http", http) + "/v1/kv_events", String::new()),
+            };
+            sources += &format!(
+                "  - {{ backend_name: e{at}, endpoint: '{endpoint}', reconnect_interval_ms: 50{replay} }}\n"
+            );
+        }
+        let settings = format!(
+            "selection_strategy: RoundRobin\nprefix_routing: {{ enabled: false }}\nkv_cache_index:\n  enabled: true\n  event_sources:\n{}",
+            sources.replace("  - ", "    - ")
+        );
+        let gateway = Gateway::with(&backends, &settings);
+        wait_until("every event stream is open", DEADLINE, || {
+            let kv = gateway.inner.kv.as_ref().unwrap();
+            kv.sources
+                .iter()
+                .all(|source| source.state.load().connected)
+        });
+        gateway
+    }
+}
+
+impl Drop for Engines {
+    fn drop(&mut self) {
+        let _ = self.commands.send(Command::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn http_engines(n: usize) -> Engines {
+    Engines::start(vec![SimConfig::default(); n])
+}
+
+/// A prompt of token ids: `n` blocks of 16, and a little.
+fn prompt(seed: u32, blocks: u32) -> String {
+    let ids: Vec<String> = (0..blocks * 16 + 5)
+        .map(|i| ((seed * 977 + i * 31) % 5000 + 10).to_string())
+        .collect();
+    format!(
+        r#"{{"model":"sim-model","max_tokens":2,"temperature":0,"prompt":[{}]}}"#,
+        ids.join(",")
+    )
+}
+
+fn complete(gateway: &Gateway, body: &str) -> Answer {
+    let answer = Client::connect(gateway).post("/v1/completions", "", body);
+    assert_eq!(answer.status, 200, "{answer:?}");
+    answer
+}
+
+fn applied(gateway: &Gateway) -> u64 {
+    gateway.inner.kv.as_ref().unwrap().gauges.load().applied
+}
+
+/// Sends a new prompt and waits until its blocks are known; answers who has them.
+fn teach(gateway: &Gateway, body: &str, blocks: u64) -> String {
+    let before = applied(gateway);
+    let holder = complete(gateway, body).backend().to_owned();
+    wait_until("the prompt's blocks are known", DEADLINE, || {
+        applied(gateway) >= before + blocks
+    });
+    holder
+}
+
+/// Four prompts, each again and again: always where it was first.
+fn prompts_return_to_their_holders(gateway: &Gateway) {
+    let holders: Vec<String> = (0..4).map(|n| teach(gateway, &prompt(n, 20), 20)).collect();
+    assert!(
+        holders.iter().any(|h| *h != holders[0]),
+        "round robin spreads new prompts: {holders:?}"
+    );
+    for _ in 0..3 {
+        for (n, holder) in holders.iter().enumerate() {
+            let answer = complete(gateway, &prompt(n as u32, 20));
+            assert_eq!(answer.backend(), holder, "{answer:?}");
+            assert_eq!(answer.header("x-tidegate-route"), Some("kv_index"));
+            assert_eq!(answer.header("x-tidegate-overlap"), Some("20/20"));
+        }
+    }
+    gateway.assert_idle();
+    let snapshot = gateway.inner.directory.load();
+    assert!(
+        snapshot
+            .entries
+            .iter()
+            .all(|e| e.backend.live.queued_tokens() == 0)
+    );
+}
+
+#[test]
+fn prompts_go_where_their_blocks_are_by_websocket() {
+    let engines = http_engines(2);
+    prompts_return_to_their_holders(&engines.gateway("ws"));
+    assert!(engines.cached(0) + engines.cached(1) >= 12 * 20 * 16);
+}
+
+#[test]
+fn prompts_go_where_their_blocks_are_by_http() {
+    let engines = http_engines(2);
+    prompts_return_to_their_holders(&engines.gateway("http"));
+}
+
+fn zmq_config(change: impl Fn(&mut SimConfig)) -> SimConfig {
+    let mut config = SimConfig::default();
+    config.kv_events.enable_kv_cache_events = true;
+    config.kv_events.endpoint = "tcp://127.0.0.1:0".into();
+    config.kv_events.replay_endpoint = Some("tcp://127.0.0.1:0".into());
+    change(&mut config);
+    config
+}
+
+#[test]
+fn prompts_go_where_their_blocks_are_by_zeromq_in_every_encoding() {
+    for (encoding, hashes, framing) in [
+        (EventEncoding::Oldest, HashForm::Int, ReplayFraming::Old),
+        (EventEncoding::Array, HashForm::Bytes, ReplayFraming::New),
+        (EventEncoding::Map, HashForm::Int, ReplayFraming::New),
+    ] {
+        let config = zmq_config(|config| {
+            config.kv_event_quirks.encoding = encoding;
+            config.kv_event_quirks.hashes = hashes;
+            config.kv_event_quirks.replay_framing = framing;
+        });
+        let engines = Engines::start(vec![config.clone(), config]);
+        prompts_return_to_their_holders(&engines.gateway("tcp"));
+    }
+}
+
+#[test]
+fn a_gateway_that_comes_late_learns_from_the_replay() {
+    let engines = Engines::start(vec![zmq_config(|_| {}), zmq_config(|_| {})]);
+    let early = engines.gateway("tcp");
+    let holder = teach(&early, &prompt(7, 30), 30);
+    let late = engines.gateway("tcp");
+    wait_until("the late one knows", DEADLINE, || applied(&late) >= 30);
+    let answer = complete(&late, &prompt(7, 30));
+    assert_eq!(
+        (answer.backend(), answer.header("x-tidegate-overlap")),
+        (&*holder, Some("30/30"))
+    );
+}
+
+#[test]
+fn events_that_get_lost_on_the_way_are_replayed() {
+    let lossy = zmq_config(|config| config.kv_event_quirks.drop_every = Some(3));
+    let engines = Engines::start(vec![lossy.clone(), lossy]);
+    let gateway = engines.gateway("tcp");
+    let holders: Vec<String> = (0..12)
+        .map(|n| complete(&gateway, &prompt(n, 10)).backend().to_owned())
+        .collect();
+    // the last may wait for a successor to show the gap
+    wait_until("all but the last are known", DEADLINE, || {
+        applied(&gateway) >= 10 * 10
+    });
+    let known = (0..10).filter(|n| {
+        let answer = complete(&gateway, &prompt(*n, 10));
+        answer.backend() == holders[*n as usize]
+    });
+    assert_eq!(known.count(), 10);
+    assert!(gateway.metric("tidegate_kv_stream_gaps_total", &["kind=\"gap\""]) > 0.0);
+    assert_eq!(
+        gateway.metric("tidegate_kv_stream_gaps_total", &["kind=\"lost\""]),
+        0.0
+    );
+}
+
+#[test]
+fn a_restarted_engine_is_not_believed_to_hold_what_it_held() {
+    let engines = Engines::start(vec![zmq_config(|_| {}), zmq_config(|_| {})]);
+    let gateway = engines.gateway("tcp");
+    let holder = teach(&gateway, &prompt(1, 20), 20);
+    // so many frames that the new numbers fall below the old ones
+    for n in 0..10 {
+        teach(&gateway, &prompt(50 + n, 5), 5);
+    }
+    let at: usize = holder[1..].parse().unwrap();
+    engines.ask(|done| Command::Restart(at, done));
+    // its next event shows the fall of the numbers; round robin reaches it with one of two
+    for n in 0..4 {
+        complete(&gateway, &prompt(100 + n, 5));
+    }
+    wait_until("the restart is noticed", DEADLINE, || {
+        gateway.metric("tidegate_kv_stream_gaps_total", &["kind=\"restart\""]) > 0.0
+    });
+    wait_until("the old blocks are forgotten", DEADLINE, || {
+        let answer = complete(&gateway, &prompt(1, 19)); // shorter: its own speculation is not told apart
+        answer.header("x-tidegate-route") == Some("strategy")
+            || answer.header("x-tidegate-overlap") != Some("20/20")
+    });
+}
+
+#[test]
+fn a_long_chat_is_tokenised_by_an_engine_and_its_next_turn_returns() {
+    let engines = http_engines(2);
+    let gateway = engines.gateway("http");
+    let text = "The tide comes in and the tide goes out again. ".repeat(60);
+    let body = |turns: &str| {
+        format!(
+            r#"{{"model":"sim-model","max_tokens":2,"temperature":0,"messages":[{{"role":"user","content":"{text}"}}{turns}]}}"#
+        )
+    };
+    let chat = |body: &str| Client::connect(&gateway).post("/v1/chat/completions", "", body);
+    let before = applied(&gateway);
+    let first = chat(&body(""));
+    assert_eq!(first.status, 200, "{first:?}");
+    wait_until("its blocks are known", DEADLINE, || {
+        applied(&gateway) > before + 20
+    });
+    let next = body(r#",{"role":"assistant","content":"Yes."},{"role":"user","content":"Why?"}"#);
+    // an engine may take longer than a request waits for tokens: then they are there for the next
+    wait_until("the next turn goes by its blocks", DEADLINE, || {
+        let answer = chat(&next);
+        answer.header("x-tidegate-route") == Some("kv_index") && answer.backend() == first.backend()
+    });
+    gateway.assert_idle();
+}
+
+#[test]
+fn an_index_that_dies_costs_no_request_and_learns_everything_again() {
+    use actors::support::fault::Panic;
+    let engines = Engines::start(vec![zmq_config(|_| {}), zmq_config(|_| {})]);
+    let gateway = engines.gateway("tcp");
+    let holder = teach(&gateway, &prompt(1, 20), 20);
+    let shard = gateway
+        .inner
+        .kv
+        .as_ref()
+        .unwrap()
+        .shard
+        .load()
+        .as_ref()
+        .clone()
+        .unwrap();
+    shard.do_send(Panic);
+    for _ in 0..20 {
+        complete(&gateway, &prompt(1, 20));
+        std::thread::sleep(ms(2));
+    }
+    wait_until("the fresh shard was fed", DEADLINE, || {
+        let answer = complete(&gateway, &prompt(1, 20));
+        answer.header("x-tidegate-overlap") == Some("20/20")
+    });
+    let restarts = ["actor=\"index_shard\""];
+    assert_eq!(
+        gateway.metric("tidegate_actor_restarts_total", &restarts),
+        1.0
+    );
+    assert!(holder.starts_with('e'));
+    gateway.assert_idle();
+}
+
+#[test]
+fn an_engine_that_dies_takes_its_stream_along_and_no_request() {
+    let engines = http_engines(2);
+    let gateway = engines.gateway("http");
+    let holder = teach(&gateway, &prompt(1, 20), 20);
+    let at: usize = holder[1..].parse().unwrap();
+    engines.ask(|done| Command::Kill(at, done));
+    for _ in 0..10 {
+        assert_ne!(complete(&gateway, &prompt(1, 20)).backend(), holder);
+    }
+    let series = format!("backend=\"{holder}\"");
+    wait_until("its stream is seen as closed", DEADLINE, || {
+        gateway.metric("tidegate_kv_stream_connected", &[&series]) == 0.0
+    });
+}
