@@ -2,7 +2,7 @@
 //! of it is left: counts, permits, the half-open probe.
 
 use crate::support::sse::{DONE, delta, finish};
-use crate::support::{Upstream, chat_stream, ms, user};
+use crate::support::{Upstream, Wire, chat_stream, ms, user};
 use actix_web::body::MessageBody;
 use actix_web::dev::{Service, ServiceResponse};
 use actix_web::test::{TestRequest, init_service};
@@ -100,25 +100,24 @@ backends:
 }
 
 fn streaming_engine() -> Upstream {
-    Upstream::start(|_, wire| {
-        wire.pause(ms(2));
-        wire.stream_head();
-        for text in ["one", "two", "three"] {
-            wire.pause(ms(2));
-            wire.chunk(delta(text));
-        }
-        wire.pause(ms(2));
-        wire.chunk(finish("stop"));
-        wire.chunk(DONE);
-        wire.end();
-    })
+    Upstream::start(|_, wire| stream_slowly(wire))
 }
 
-#[actix_web::test]
-async fn a_request_dropped_at_any_wait_leaves_nothing_behind() {
-    let (dead, engine) = (Upstream::nobody(), streaming_engine());
-    let running = start(&yaml(&dead, &engine));
-    healthy(&running).await;
+fn stream_slowly(wire: &mut Wire) {
+    wire.pause(ms(2));
+    wire.stream_head();
+    for text in ["one", "two", "three"] {
+        wire.pause(ms(2));
+        wire.chunk(delta(text));
+    }
+    wire.pause(ms(2));
+    wire.chunk(finish("stop"));
+    wire.chunk(DONE);
+    wire.end();
+}
+
+/// Sends `body` again and again, dropped after one more wait each time, until five got through.
+async fn drop_at_every_wait(running: &Running, body: &str) {
     let worker = Rc::new(startup::worker(&running.gateway));
     let app = App::new().configure(|config| gateway::http::configure(config, &worker));
     let service = init_service(app).await;
@@ -127,7 +126,7 @@ async fn a_request_dropped_at_any_wait_leaves_nothing_behind() {
         let mut waits = Waits { left: allowed };
         let request = TestRequest::post()
             .uri("/v1/chat/completions")
-            .set_payload(chat_stream(&user("hi")))
+            .set_payload(body.to_owned())
             .to_request();
         let answer = waits.run(service.call(request)).await;
         match answer {
@@ -141,7 +140,7 @@ async fn a_request_dropped_at_any_wait_leaves_nothing_behind() {
             },
         }
         assert_eq!(
-            leftovers(&running),
+            leftovers(running),
             (0, 0, 0),
             "dropped after {allowed} waits"
         );
@@ -155,13 +154,43 @@ async fn a_request_dropped_at_any_wait_leaves_nothing_behind() {
         "{in_handler} in the handler, {in_body} in the body"
     );
     let passages = running.gateway.directory.load();
-    assert!(
-        passages
-            .view
-            .backends
-            .iter()
-            .all(|b| b.passage == Passage::Closed)
+    let mut backends = passages.view.backends.iter();
+    assert!(backends.all(|b| b.passage == Passage::Closed));
+}
+
+#[actix_web::test]
+async fn a_request_dropped_at_any_wait_leaves_nothing_behind() {
+    let (dead, engine) = (Upstream::nobody(), streaming_engine());
+    let running = start(&yaml(&dead, &engine));
+    healthy(&running).await;
+    drop_at_every_wait(&running, &chat_stream(&user("hi"))).await;
+}
+
+#[actix_web::test]
+async fn a_request_dropped_while_it_is_looked_up_leaves_nothing_behind_either() {
+    let (dead, engine) = (Upstream::nobody(), announcing_engine());
+    let settings = format!(
+        "kv_cache_index: {{enabled: true, event_sources: [{{backend_name: b, endpoint: 'http://{}/v1/kv_events'}}]}}\n",
+        engine.address
     );
+    let running = start(&(settings + &yaml(&dead, &engine)));
+    healthy(&running).await;
+    let kv = running.gateway.kv.clone().unwrap();
+    for _ in 0..2000 {
+        if kv.sources[0].state.load().block_size.is_some() {
+            break;
+        }
+        actix_web::rt::time::sleep(ms(2)).await;
+    }
+    assert_eq!(kv.sources[0].state.load().block_size, Some(4));
+    drop_at_every_wait(&running, &chat_stream(&user(&"word ".repeat(400)))).await;
+    let queued = running.gateway.directory.load();
+    let mut entries = queued.entries.iter();
+    assert!(entries.all(|e| e.backend.live.queued_tokens() == 0));
+    // the index holds the one announced block, and nothing that was only dispatched: withdrawn,
+    // or, where it was served, until its time is over
+    let entries = kv.gauges.load().entries;
+    assert!(entries <= 1 + 100, "{entries} entries");
 }
 
 async fn read(answer: ServiceResponse<impl MessageBody>, waits: &mut Waits) -> Step<String> {
@@ -184,6 +213,24 @@ async fn read(answer: ServiceResponse<impl MessageBody>, waits: &mut Waits) -> S
             }
         }
     }
+}
+
+/// The same, and it announces one block, and tokenises.
+fn announcing_engine() -> Upstream {
+    Upstream::start(|request, wire| match request.path() {
+        "/v1/kv_events" => {
+            wire.stream_head();
+            let event = r#"{"seq":0,"ts":1.0,"events":[{"type":"cache_created","block_hashes":[1],"token_ids":[1,2,3,4],"block_size":4}]}"#;
+            wire.chunk(format!("id: 0\ndata: {event}\n\n"));
+            wire.hang();
+        }
+        "/tokenize" => {
+            wire.pause(ms(2));
+            let tokens: Vec<String> = (0..400).map(|n| n.to_string()).collect();
+            wire.json("200 OK", &format!(r#"{{"tokens":[{}]}}"#, tokens.join(",")));
+        }
+        _ => stream_slowly(wire),
+    })
 }
 
 #[actix_web::test]

@@ -215,3 +215,38 @@ fn a_client_that_leaves_while_a_second_attempt_waits_gets_none() {
     assert_promise(&[took]);
     assert_eq!(engine.requests().len(), 0);
 }
+
+#[test]
+fn a_client_that_leaves_while_its_prompt_is_tokenised_or_looked_up_leaves_nothing() {
+    // an engine whose events come, and whose tokenizer never answers
+    let engine = Upstream::start(|request, wire| match request.path() {
+        "/v1/kv_events" => {
+            wire.stream_head();
+            let event = r#"{"seq":0,"ts":1.0,"events":[{"type":"cache_created","block_hashes":[1],"token_ids":[1,2,3,4],"block_size":4}]}"#;
+            wire.chunk(format!("id: 0\ndata: {event}\n\n"));
+            wire.hang();
+        }
+        _ => wire.hang(),
+    });
+    let settings = format!(
+        "kv_cache_index: {{enabled: true, event_sources: [{{backend_name: a, endpoint: 'http://{}/v1/kv_events'}}]}}",
+        engine.address
+    );
+    let gateway = Gateway::start(&[("a", &engine)], &settings);
+    wait_until("the block size is known", NOTICED_WITHIN, || {
+        let kv = gateway.inner.kv.as_ref().unwrap();
+        kv.sources[0].state.load().block_size == Some(4)
+    });
+    let long = "word ".repeat(400);
+    let mut took = vec![];
+    for how in WAYS {
+        let asked = engine.count();
+        let mut client = Client::connect(&gateway);
+        client.start_chat(chat(&user(&long)));
+        // the question goes out first; the prompt itself after 20 ms without an answer
+        engine.wait_for_requests(asked + 1);
+        let _half = leave(client, how);
+        took.push(measure("tokenize", how, None, &gateway));
+    }
+    assert_promise(&took);
+}
