@@ -37,6 +37,8 @@ pub struct Placement {
     pub in_flight: InFlight,
     /// Why this backend.
     pub reason: Reason,
+    /// Tokens of the prompt that it is known to have; none when nothing is known of the prompt.
+    pub cached_tokens: Option<u64>,
 }
 
 /// See the module.
@@ -89,13 +91,20 @@ impl Handler<Route> for Router {
             // another worker thread may take the half-open probe first; then it is no longer
             // free, and the next round does not see it
             if let Some(mut in_flight) = snapshot.enter(plan.slot) {
+                let mut cached_tokens = None;
                 if let Some(prompt) = ask.overlap {
                     let holders = &snapshot.view.backend(plan.slot).holders;
                     let own = overlap(prompt, holders, &self.rules.weights);
-                    in_flight.queue_tokens(prompt.uncached(&own));
+                    let uncached = prompt.uncached(&own);
+                    in_flight.queue_tokens(uncached);
+                    cached_tokens = Some(u64::from(prompt.tokens) - uncached);
                 }
                 let reason = plan.reason;
-                return Ok(Placement { in_flight, reason });
+                return Ok(Placement {
+                    in_flight,
+                    reason,
+                    cached_tokens,
+                });
             }
         }
     }

@@ -154,6 +154,7 @@ async fn pause(worker: &Worker) {
 
 fn note(worker: &Worker, placement: &Placement, (report, found): (&mut Report, Option<&Found>)) {
     report.attempts += 1;
+    report.predicted_tokens = placement.cached_tokens;
     report.backend = Some(placement.in_flight.backend().spec.name.clone());
     report.decision = match placement.reason {
         Reason::Prefix { spilled } => {

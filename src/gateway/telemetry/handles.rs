@@ -105,6 +105,19 @@ impl Handles {
             .increment(1);
     }
 
+    /// Compares what the index said of a prompt with what the engine says it had cached; an engine
+    /// that does not say is counted apart, never as 0.
+    pub fn prediction(&self, backend: &str, predicted: u64, actual: Option<u64>) {
+        let Some(actual) = actual else {
+            counter!(names::KV_UNCHECKED, "backend" => backend.to_owned()).increment(1);
+            return;
+        };
+        counter!(names::KV_PREDICTED, "backend" => backend.to_owned()).increment(predicted);
+        counter!(names::KV_ACTUAL, "backend" => backend.to_owned()).increment(actual);
+        let error = predicted.abs_diff(actual);
+        counter!(names::KV_ERROR, "backend" => backend.to_owned()).increment(error);
+    }
+
     /// Counts a decision.
     pub fn decision(&self, route: &'static str) {
         self.decisions

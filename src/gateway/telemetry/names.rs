@@ -60,6 +60,10 @@ metrics! {
     ROUTE_DECISIONS = Counter "tidegate_route_decisions_total" ["route"], "How the backend was chosen.";
     PREFIX_SPILLS = Counter "tidegate_prefix_spills_total" [], "Decisions by prefix that left the first backend for its load.";
     KV_LOOKUPS = Counter "tidegate_kv_lookups_total" ["result"], "Requests looked up in the KV index, by what came of it.";
+    KV_PREDICTED = Counter "tidegate_kv_predicted_tokens_total" ["backend"], "Prompt tokens that the index took for cached, where the engine then said how many were.";
+    KV_ACTUAL = Counter "tidegate_kv_actual_tokens_total" ["backend"], "Prompt tokens that the engine said were cached, for the same requests.";
+    KV_ERROR = Counter "tidegate_kv_prediction_error_tokens_total" ["backend"], "Absolute difference of the two, summed over requests.";
+    KV_UNCHECKED = Counter "tidegate_kv_unchecked_predictions_total" ["backend"], "Predictions that the engine did not allow to check.";
     KV_ENTRIES = Gauge "tidegate_kv_index_entries" [], "Pairs of block and holder in the KV index.";
     KV_BLOCKS = Gauge "tidegate_kv_index_blocks" [], "Different blocks in the KV index.";
     KV_APPLIED = Counter "tidegate_kv_blocks_applied_total" [], "Blocks that engines stored or removed.";

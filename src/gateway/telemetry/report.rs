@@ -30,6 +30,8 @@ pub struct Report {
     /// Blocks of the prompt that the backend was known to have, and all of them; when the index
     /// decided.
     pub overlap: Option<(u32, u32)>,
+    /// Tokens of the prompt that the backend was known to have cached; when the index was asked.
+    pub predicted_tokens: Option<u64>,
     /// Attempts so far.
     pub attempts: u32,
     status: Option<u16>,
@@ -57,6 +59,7 @@ impl Report {
             backend: None,
             decision: "none",
             overlap: None,
+            predicted_tokens: None,
             attempts: 0,
             status: None,
             error: None,
@@ -145,6 +148,10 @@ impl Drop for Report {
             tokens
                 .completion
                 .increment(usage.completion_tokens.unwrap_or(0));
+            if let (Some(backend), Some(predicted)) = (&self.backend, self.predicted_tokens) {
+                let actual = usage.prompt_tokens_details.and_then(|d| d.cached_tokens);
+                handles.prediction(backend, predicted, actual);
+            }
             let details = usage.prompt_tokens_details.and_then(|d| d.cached_tokens);
             tokens.cached.increment(details.unwrap_or(0));
         }

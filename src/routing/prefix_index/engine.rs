@@ -3,6 +3,7 @@
 use super::residency::Tier;
 use crate::block::BlockHash;
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 
 /// Copies beyond this are not counted: some engines announce a block again whenever it is used.
 const COPIES_MAX: u8 = 8;
@@ -33,7 +34,27 @@ impl Mapped {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct EngineMap(HashMap<u64, Mapped>);
+pub(super) struct EngineMap(HashMap<u64, Mapped, BuildHasherDefault<Mixed>>);
+
+/// Engines' hashes may be small numbers: one multiplication spreads them.
+#[derive(Debug, Default)]
+struct Mixed(u64);
+
+impl Hasher for Mixed {
+    fn write(&mut self, bytes: &[u8]) {
+        // not called for whole numbers; right, if slow, for anything else
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+    fn write_u64(&mut self, n: u64) {
+        let wide = u128::from(self.0 ^ n) * 0x9E37_79B9_7F4A_7C15;
+        self.0 = (wide >> 64) as u64 ^ wide as u64;
+    }
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
 
 impl EngineMap {
     /// The block that a hash stands for, and its place in its chain.

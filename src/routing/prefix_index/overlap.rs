@@ -20,16 +20,17 @@ pub struct Run {
 /// All runs up to the first block that nobody has, by their beginnings.
 pub(super) fn find(blocks: &Blocks, chain: &[BlockHash]) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
-    let mut open: Vec<usize> = Vec::new(); // runs that reach the block before
+    // runs that reach the block before, and those that reach this one
+    let (mut open, mut reached): (Vec<usize>, Vec<usize>) = (Vec::new(), Vec::new());
     for (at, own) in (0u32..).zip(chain) {
-        let mut anybody = false;
-        let mut still_open = Vec::with_capacity(open.len());
+        reached.clear();
         for (holder, tier) in blocks.holders(*own) {
-            anybody = true;
-            let continued = open
-                .iter()
-                .copied()
-                .find(|run| runs[*run].holder == holder && runs[*run].tier == tier);
+            // holders mostly stand in the same order from block to block
+            let likely = open.get(reached.len()).copied();
+            let is_it = |run: &usize| runs[*run].holder == holder && runs[*run].tier == tier;
+            let continued = likely
+                .filter(is_it)
+                .or_else(|| open.iter().copied().find(is_it));
             let run = continued.unwrap_or_else(|| {
                 runs.push(Run {
                     holder,
@@ -40,12 +41,12 @@ pub(super) fn find(blocks: &Blocks, chain: &[BlockHash]) -> Vec<Run> {
                 runs.len() - 1
             });
             runs[run].to = at + 1;
-            still_open.push(run);
+            reached.push(run);
         }
-        if !anybody {
+        if reached.is_empty() {
             break;
         }
-        open = still_open;
+        std::mem::swap(&mut open, &mut reached);
     }
     runs
 }

@@ -2,6 +2,7 @@
 
 use super::{HolderId, Seconds};
 use crate::block::BlockHash;
+use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -53,15 +54,62 @@ struct Entry {
 
 impl Entry {
     fn best(&self) -> Option<Tier> {
-        let mut tiers = Tier::ALL.into_iter().rev();
-        tiers.find(|tier| self.tiers & tier.bit() != 0)
+        let highest = self.tiers.checked_ilog2()?;
+        Tier::ALL.get(highest as usize).copied()
     }
 }
 
-#[derive(Debug, Default)]
+/// Most blocks have one holder, which then needs no allocation of its own.
+#[derive(Debug)]
 struct Block {
     depth: u32,
-    entries: Vec<Entry>,
+    first: Entry,
+    #[expect(
+        clippy::box_collection,
+        reason = "a word instead of three in every block"
+    )]
+    more: Option<Box<Vec<Entry>>>,
+}
+
+impl Block {
+    fn iter(&self) -> impl Iterator<Item = &Entry> {
+        let more = self.more.iter().flat_map(|more| more.iter());
+        std::iter::once(&self.first).chain(more)
+    }
+
+    fn get_mut(&mut self, holder: HolderId) -> Option<&mut Entry> {
+        if self.first.holder == holder {
+            return Some(&mut self.first);
+        }
+        let more = self.more.as_mut()?;
+        more.iter_mut().find(|entry| entry.holder == holder)
+    }
+
+    fn push(&mut self, entry: Entry) {
+        self.more.get_or_insert_default().push(entry);
+    }
+
+    /// Removes the entries that `gone` says; answers how many are left.
+    fn drop_where(&mut self, gone: impl Fn(&Entry) -> bool) -> (usize, usize) {
+        let mut removed = 0;
+        if let Some(more) = &mut self.more {
+            let before = more.len();
+            more.retain(|entry| !gone(entry));
+            removed = before - more.len();
+        }
+        let left = self.more.as_ref().map_or(0, |more| more.len());
+        if gone(&self.first) {
+            removed += 1;
+            match self.more.as_mut().and_then(|more| more.pop()) {
+                Some(next) => self.first = next,
+                None => return (removed, 0),
+            }
+        }
+        if self.more.as_ref().is_some_and(|more| more.is_empty()) {
+            self.more = None;
+        }
+        (removed, left.max(1))
+    }
 }
 
 /// Block hashes are hashes already.
@@ -120,38 +168,42 @@ impl Blocks {
         tier: Tier,
         now: Seconds,
     ) {
-        let clock = &mut self.clock;
-        let block = self.map.entry(own).or_insert_with(|| {
-            clock.push_back(own);
-            Block {
-                depth,
-                entries: Vec::with_capacity(1),
+        let fresh = Entry {
+            holder,
+            tiers: tier.bit(),
+            touched: now,
+        };
+        let block = match self.map.entry(own) {
+            MapEntry::Occupied(block) => block.into_mut(),
+            MapEntry::Vacant(vacant) => {
+                self.clock.push_back(own);
+                self.entries += 1;
+                vacant.insert(Block {
+                    depth,
+                    first: fresh,
+                    more: None,
+                });
+                return;
             }
-        });
-        match block
-            .entries
-            .iter_mut()
-            .find(|entry| entry.holder == holder)
-        {
+        };
+        match block.get_mut(holder) {
             Some(entry) => {
                 entry.tiers |= tier.bit();
                 entry.touched = now;
             }
             None => {
-                block.entries.push(Entry {
-                    holder,
-                    tiers: tier.bit(),
-                    touched: now,
-                });
+                block.push(fresh);
                 self.entries += 1;
             }
         }
     }
 
     pub(super) fn touch(&mut self, own: BlockHash, holder: HolderId, now: Seconds) {
-        let entries = self.map.get_mut(&own).map(|block| &mut block.entries);
-        let mut entries = entries.into_iter().flatten();
-        if let Some(entry) = entries.find(|entry| entry.holder == holder) {
+        if let Some(entry) = self
+            .map
+            .get_mut(&own)
+            .and_then(|block| block.get_mut(holder))
+        {
             entry.touched = now;
         }
     }
@@ -168,18 +220,13 @@ impl Blocks {
         let Some(block) = self.map.get_mut(&own) else {
             return;
         };
-        let Some(at) = block
-            .entries
-            .iter()
-            .position(|entry| entry.holder == holder)
-        else {
+        let Some(entry) = block.get_mut(holder) else {
             return;
         };
-        block.entries[at].tiers &= !bits;
-        if block.entries[at].tiers == 0 {
-            block.entries.swap_remove(at);
+        entry.tiers &= !bits;
+        if entry.tiers == 0 {
             self.entries -= 1;
-            if block.entries.is_empty() {
+            if block.drop_where(|entry| entry.holder == holder).1 == 0 {
                 self.map.remove(&own); // its place on the clock goes when the hand comes by
                 self.shrink_clock();
             }
@@ -204,12 +251,10 @@ impl Blocks {
             let Some(block) = self.map.get_mut(&own) else {
                 continue;
             };
-            let before = block.entries.len();
-            block
-                .entries
-                .retain(|entry| now.saturating_sub(entry.touched) < ttl);
-            self.entries -= before - block.entries.len();
-            if block.entries.is_empty() {
+            let expired = |entry: &Entry| now.saturating_sub(entry.touched) >= ttl;
+            let (removed, left) = block.drop_where(expired);
+            self.entries -= removed;
+            if left == 0 {
                 self.map.remove(&own);
             } else {
                 self.clock.push_back(own);
@@ -231,7 +276,7 @@ impl Blocks {
             };
             self.clock.push_back(own);
             seen += 1;
-            for entry in &block.entries {
+            for entry in block.iter() {
                 let fresh = now.saturating_sub(entry.touched) < ttl;
                 let rank = (fresh, entry.best(), entry.touched, u32::MAX - block.depth);
                 if worst.is_none_or(|(least, ..)| rank < least) {
@@ -247,8 +292,7 @@ impl Blocks {
 
     /// The best tier of every holder of a block.
     pub(super) fn holders(&self, own: BlockHash) -> impl Iterator<Item = (HolderId, Tier)> {
-        let entries = self.map.get(&own).map(|block| block.entries.iter());
-        let entries = entries.into_iter().flatten();
+        let entries = self.map.get(&own).into_iter().flat_map(Block::iter);
         entries.filter_map(|entry| entry.best().map(|tier| (entry.holder, tier)))
     }
 }

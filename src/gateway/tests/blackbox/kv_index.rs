@@ -150,6 +150,9 @@ fn teach(gateway: &Gateway, body: &str, blocks: u64) -> String {
 
 /// Four prompts, each again and again: always where it was first.
 fn prompts_return_to_their_holders(gateway: &Gateway) {
+    // gateways of one process share its counters
+    let sum = |name: &str| gateway.metric(&format!("tidegate_kv_{name}_total"), &[]);
+    let before = (sum("predicted_tokens"), sum("actual_tokens"));
     let holders: Vec<String> = (0..4).map(|n| teach(gateway, &prompt(n, 20), 20)).collect();
     assert!(
         holders.iter().any(|h| *h != holders[0]),
@@ -164,6 +167,13 @@ fn prompts_return_to_their_holders(gateway: &Gateway) {
         }
     }
     gateway.assert_idle();
+    // what the index said of 12 repeated prompts is what the engines say they had cached
+    let grown = (
+        sum("predicted_tokens") - before.0,
+        sum("actual_tokens") - before.1,
+    );
+    assert_eq!(grown, (12.0 * 20.0 * 16.0, 12.0 * 20.0 * 16.0));
+    assert_eq!(sum("prediction_error_tokens"), 0.0);
     let snapshot = gateway.inner.directory.load();
     assert!(
         snapshot
