@@ -154,7 +154,8 @@ impl IndexShard {
         IndexShard {
             index: PrefixIndex::new(limits),
             sources: sources.collect(),
-            gauges: ShardGauges::default(),
+            // counts go on where an earlier shard has left them
+            gauges: *published.load(),
             published,
             started: now(),
             _watch: None,
@@ -333,8 +334,8 @@ impl Handler<DispatchEnded> for IndexShard {
     fn handle(&mut self, ended: DispatchEnded, _: &mut Self::Context) {
         let now = self.seconds();
         match ended.fate {
-            Fate::Withdrawn => self.index.withdraw(ended.holder, &ended.chain),
-            Fate::Served => self.index.refresh(ended.holder, &ended.chain, now),
+            Fate::Withdrawn => self.index.withdraw(ended.holder, &ended.chain, now),
+            Fate::Served => self.index.served(ended.holder, &ended.chain, now),
         }
     }
 }

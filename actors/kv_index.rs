@@ -63,8 +63,8 @@ pub struct KvIndexHandle {
     pub gauges: Published<ShardGauges>,
     /// The streams that feed it.
     pub sources: Arc<[SourceHandle]>,
-    /// Fresh starts of shards and subscribers.
-    pub restarts: Arc<[AtomicU64; 2]>,
+    /// Fresh starts of shards, of subscribers, and of the root.
+    pub restarts: Arc<[AtomicU64; 3]>,
 }
 
 /// The root of the tree.
@@ -93,7 +93,7 @@ impl KvIndex {
             restarts: Arc::default(),
         };
         let arbiter = Rc::new(Arbiter::new());
-        let seen = handle.clone();
+        let (seen, restarts) = (handle.clone(), handle.restarts.clone());
         let root = supervise(
             "kv_index",
             move |warden| {
@@ -108,7 +108,9 @@ impl KvIndex {
                 };
                 index.start()
             },
-            || {},
+            move || {
+                restarts[2].fetch_add(1, Relaxed);
+            },
         );
         (root, handle)
     }

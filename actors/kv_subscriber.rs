@@ -11,9 +11,11 @@ use routing::event_stream::{Action, EventStream, Tally};
 use routing::prefix_index::HolderId;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use tokio::time::Instant;
 use tracing::{info, warn};
-use wire::kv_events::{Batch, Undecodable};
+use wire::kv_events::{Batch, KvEvent, Stored, Undecodable};
 
 /// A replay that sends nothing for so long is over: engines drop replies, the end marker too, when
 /// a queue is full.
@@ -48,8 +50,15 @@ pub trait EventTransport {
     fn can_replay(&self) -> bool;
 }
 
+/// Adapters that are told apart, per engine.
+const ADAPTERS_MAX: usize = 256;
+
+/// Counts forgettings over all subscribers, so that a fresh subscriber of a source never begins
+/// below the one before it.
+static EPOCHS: AtomicU64 = AtomicU64::new(0);
+
 /// How a stream is doing, for metrics and for routing by mode.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct StreamState {
     /// Whether frames come.
     pub connected: bool,
@@ -59,6 +68,8 @@ pub struct StreamState {
     pub last_ts: f64,
     /// Tokens per block, as the engine announces them.
     pub block_size: Option<u32>,
+    /// Adapters of which blocks were announced: their names, as requests use them for models.
+    pub adapters: Arc<[Arc<str>]>,
     /// Connections so far.
     pub connections: u64,
     /// Frames that could not be read.
@@ -137,6 +148,7 @@ pub struct Subscription {
 /// What is known of the stream, over all connections.
 struct Session {
     stream: EventStream<Batch>,
+    before: Tally,
     epoch: u64,
     ops: Vec<Op>,
     state: StreamState,
@@ -145,11 +157,14 @@ struct Session {
 impl Subscription {
     /// Runs until it is dropped: connects, reads, and connects again.
     async fn run(self) {
+        // counts go on where an earlier subscriber of this source has left them
+        let state = self.state.load().as_ref().clone();
         let mut session = Session {
             stream: EventStream::new(self.transport.can_replay()),
+            before: state.tally,
             epoch: 0,
             ops: Vec::new(),
-            state: StreamState::default(),
+            state,
         };
         let mut failures = 0u32;
         loop {
@@ -167,7 +182,7 @@ impl Subscription {
             }
             session.stream.disconnected();
             session.state.connected = false;
-            self.state.publish(session.state);
+            self.state.publish(session.state.clone());
             let wait = self.reconnect.saturating_mul(1 << failures.min(10));
             failures += 1;
             let spread = 0.75 + 0.5 * fastrand::f64();
@@ -184,7 +199,8 @@ impl Subscription {
         session.state.connected = true;
         session.state.connections += 1;
         info!(backend = %self.backend, "KV event stream open");
-        let mut replaying = false;
+        // when a replay that is under way is taken for ended
+        let mut replaying: Option<Instant> = None;
         let actions = session.stream.connected();
         if let Err(reason) = self
             .act(actions, &mut connection, (session, &mut replaying))
@@ -194,13 +210,11 @@ impl Subscription {
         }
         loop {
             let next = connection.next();
-            let frame = if replaying {
-                match tokio::time::timeout(REPLAY_IDLE, next).await {
-                    Ok(frame) => frame,
-                    Err(_) => Ok(Frame::ReplayEnd),
-                }
-            } else {
-                next.await
+            let frame = match replaying {
+                Some(deadline) => tokio::time::timeout_at(deadline, next)
+                    .await
+                    .unwrap_or(Ok(Frame::ReplayEnd)),
+                None => next.await,
             };
             let frame = match frame {
                 Ok(frame) => frame,
@@ -220,18 +234,18 @@ impl Subscription {
         &self,
         actions: Vec<Action<Batch>>,
         connection: &mut Box<dyn EventConnection>,
-        (session, replaying): (&mut Session, &mut bool),
+        (session, replaying): (&mut Session, &mut Option<Instant>),
     ) -> Result<(), String> {
         for action in actions {
             match action {
                 Action::Forget => {
                     self.flush(session).await;
-                    session.epoch += 1;
+                    session.epoch = EPOCHS.fetch_add(1, Ordering::Relaxed) + 1;
                     session.ops.push(Op::Forget);
                 }
                 Action::Replay(from) => {
                     connection.replay(from).await?;
-                    *replaying = true;
+                    *replaying = Some(Instant::now() + REPLAY_IDLE);
                 }
                 Action::Apply(batch) => {
                     session.note(&batch);
@@ -245,9 +259,9 @@ impl Subscription {
             }
         }
         self.flush(session).await;
-        session.state.tally = session.stream.tally;
+        session.state.tally = session.before + session.stream.tally;
         session.state.last_seq = session.stream.last();
-        self.state.publish(session.state);
+        self.state.publish(session.state.clone());
         Ok(())
     }
 
@@ -267,17 +281,21 @@ impl Subscription {
 }
 
 impl Session {
-    fn take(&mut self, frame: Frame, replaying: &mut bool) -> Vec<Action<Batch>> {
+    fn take(&mut self, frame: Frame, replaying: &mut Option<Instant>) -> Vec<Action<Batch>> {
+        // live frames say nothing of whether the replay goes on
+        if let (Frame::Replayed(..), Some(deadline)) = (&frame, replaying.as_mut()) {
+            *deadline = Instant::now() + REPLAY_IDLE;
+        }
         match frame {
             Frame::Live(seq, Ok(batch)) => self.stream.live(seq, batch),
             Frame::Replayed(seq, Ok(batch)) => self.stream.replayed(seq, batch),
             Frame::Live(_, Err(_)) | Frame::Replayed(_, Err(_)) => {
                 self.state.undecodable += 1;
-                *replaying = false;
+                *replaying = None;
                 self.stream.undecodable()
             }
             Frame::ReplayEnd => {
-                *replaying = false;
+                *replaying = None;
                 self.stream.replay_ended()
             }
         }
@@ -286,9 +304,25 @@ impl Session {
     fn note(&mut self, batch: &Batch) {
         self.state.last_ts = batch.ts;
         let size = batch.events.iter().find_map(|event| match event {
-            wire::kv_events::KvEvent::Stored(stored) => Some(stored.block_size),
+            KvEvent::Stored(stored) => Some(stored.block_size),
             _ => None,
         });
         self.state.block_size = size.or(self.state.block_size);
+        for event in &batch.events {
+            if let KvEvent::Stored(Stored {
+                lora: Some(name), ..
+            }) = event
+            {
+                self.note_adapter(name);
+            }
+        }
+    }
+
+    fn note_adapter(&mut self, name: &str) {
+        let known = &self.state.adapters;
+        if known.len() < ADAPTERS_MAX && !known.iter().any(|adapter| **adapter == *name) {
+            let more = known.iter().cloned().chain([Arc::from(name)]);
+            self.state.adapters = more.collect();
+        }
     }
 }

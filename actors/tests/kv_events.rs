@@ -344,6 +344,13 @@ async fn a_frame_that_cannot_be_read_voids_what_is_known() {
 async fn a_subscriber_that_panics_tells_its_parent_and_a_fresh_one_learns_everything_again() {
     tokio::time::pause();
     let mut s = subscribe();
+    for _ in 0..3 {
+        // connections before: the fresh subscriber must not begin below their epochs
+        s.until_covered(0).await;
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        s.engine.cut();
+    }
+    tokio::time::sleep(Duration::from_secs(10)).await;
     for n in 0..3 {
         s.engine.make(n, stored(n), false);
     }

@@ -34,6 +34,18 @@ pub struct Tally {
     pub lost: u64,
 }
 
+impl std::ops::Add for Tally {
+    type Output = Tally;
+    fn add(self, other: Tally) -> Tally {
+        Tally {
+            gaps: self.gaps + other.gaps,
+            duplicates: self.duplicates + other.duplicates,
+            restarts: self.restarts + other.restarts,
+            lost: self.lost + other.lost,
+        }
+    }
+}
+
 #[derive(Debug)]
 enum Phase<T> {
     /// Nothing may be applied before a replay.

@@ -1,6 +1,7 @@
 //! Asks the index about a request, and tells it where the request went.
 
 use super::tokens::{self, TokenView};
+use super::wiring::base_model;
 use crate::gateway::Worker;
 use crate::proxy::Call;
 use crate::telemetry::names;
@@ -8,7 +9,7 @@ use actix::Addr;
 use actix_web::rt::time::timeout;
 use actors::backend::Backend;
 use actors::index_shard::{DispatchEnded, Dispatched, Fate, FindOverlap, IndexShard};
-use actors::kv_index::KvIndexHandle;
+use actors::kv_index::{KvIndexHandle, SourceHandle};
 use metrics::counter;
 use routing::block::{BlockHash, Realm, chain};
 use routing::prefix_index::HolderId;
@@ -47,8 +48,15 @@ async fn look(call: &Call, worker: &Worker, kv: &KvIndexHandle) -> Result<Found,
     let tokens = tokens::of(call, &view, worker, Some(&engine))
         .await
         .ok_or("no_tokens")?;
+    // an adapter's blocks are announced under its name, which is also the request's model
+    let is_adapter = |source: &SourceHandle| source.state.load().adapters.contains(&call.model);
+    let model = if kv.sources.iter().any(is_adapter) {
+        call.model.clone()
+    } else {
+        base_model(&engine.spec)
+    };
     let realm = Realm {
-        model: &call.model,
+        model: &model,
         cache_salt: view.cache_salt.as_deref(),
         block_size,
     };

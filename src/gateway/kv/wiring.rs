@@ -2,6 +2,7 @@
 
 use crate::settings::{ExternalStorage, Settings};
 use crate::upstream::{Client, events};
+use actors::backend::BackendSpec;
 use actors::index_shard::SourceSpec;
 use actors::kv_index::{KvIndexSettings, SourceSettings};
 use routing::prefix_index::{HolderId, Limits};
@@ -76,8 +77,17 @@ fn access(settings: &Settings, at: usize, namespaces: &mut Namespaces) -> Option
 }
 
 fn model(settings: &Settings, at: usize) -> Arc<str> {
-    let models = &settings.backends[at].models;
-    models.first().cloned().unwrap_or_else(|| Arc::from(""))
+    base_model(&settings.backends[at])
+}
+
+/// What stands for a backend's own model where blocks are hashed: the first of its names, or
+/// nothing where they are discovered. Its other names are adapters, or further names of it.
+pub fn base_model(backend: &BackendSpec) -> Arc<str> {
+    backend
+        .models
+        .first()
+        .cloned()
+        .unwrap_or_else(|| Arc::from(""))
 }
 
 /// Tells every backend where it finds blocks, and answers the sources of the index, if it is on.

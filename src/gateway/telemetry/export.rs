@@ -112,7 +112,7 @@ fn kv_index(kv: &KvIndexHandle) {
     for (why, count) in Odd::ALL.into_iter().zip(gauges.odd) {
         counter!(names::KV_ODD, "why" => why.as_str()).absolute(count);
     }
-    for (actor, count) in ["index_shard", "kv_subscriber"]
+    for (actor, count) in ["index_shard", "kv_subscriber", "kv_index"]
         .into_iter()
         .zip(kv.restarts.iter())
     {

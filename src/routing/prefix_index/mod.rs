@@ -60,7 +60,10 @@ pub struct PrefixIndex {
 #[derive(Debug, Clone, Copy)]
 struct Speculation {
     until: Seconds,
-    requests: u32,
+    /// Requests that were sent and of which nothing more is known.
+    pending: u32,
+    /// Whether one of them was served: then it holds until its time, whatever others do.
+    proven: bool,
 }
 
 impl PrefixIndex {
@@ -207,11 +210,12 @@ impl PrefixIndex {
     ) {
         for (depth, own) in chain.iter().enumerate() {
             let key = (holder, *own);
-            let speculation = self
-                .speculations
-                .entry(key)
-                .or_insert(Speculation { until, requests: 0 });
-            speculation.requests += 1;
+            let speculation = self.speculations.entry(key).or_insert(Speculation {
+                until,
+                pending: 0,
+                proven: false,
+            });
+            speculation.pending += 1;
             speculation.until = speculation.until.max(until);
             self.speculated.push_back((until, holder, *own));
             self.blocks
@@ -221,18 +225,31 @@ impl PrefixIndex {
     }
 
     /// The request that was sent failed, or was cancelled before its first byte.
-    pub fn withdraw(&mut self, holder: HolderId, chain: &[BlockHash]) {
+    pub fn withdraw(&mut self, holder: HolderId, chain: &[BlockHash], now: Seconds) {
         for own in chain {
-            let key = (holder, *own);
-            let Some(speculation) = self.speculations.get_mut(&key) else {
+            let Some(speculation) = self.speculations.get_mut(&(holder, *own)) else {
                 continue;
             };
-            speculation.requests -= 1;
-            if speculation.requests == 0 {
-                self.speculations.remove(&key);
+            speculation.pending = speculation.pending.saturating_sub(1);
+            if speculation.pending == 0 && (!speculation.proven || speculation.until <= now) {
+                self.speculations.remove(&(holder, *own));
                 self.blocks.take(*own, holder, Tier::Speculative);
             }
         }
+    }
+
+    /// The request that was sent had its first byte: the holder has computed and used its blocks.
+    pub fn served(&mut self, holder: HolderId, chain: &[BlockHash], now: Seconds) {
+        for own in chain {
+            if let Some(speculation) = self.speculations.get_mut(&(holder, *own)) {
+                speculation.pending = speculation.pending.saturating_sub(1);
+                speculation.proven = true;
+                if speculation.pending == 0 && speculation.until <= now {
+                    self.speculations.remove(&(holder, *own));
+                }
+            }
+        }
+        self.refresh(holder, chain, now);
     }
 
     /// A holder used these blocks: none of them expires soon.
@@ -262,11 +279,19 @@ impl PrefixIndex {
         self.blocks.sweep(now, self.limits.ttl, budget);
     }
 
+    /// Its time is over. While requests of it are under way it is remembered, so that their
+    /// endings are not taken for those of later ones.
     fn end_speculation(&mut self, holder: HolderId, own: BlockHash, now: Seconds) {
         let key = (holder, own);
-        if self.speculations.get(&key).is_some_and(|s| s.until <= now) {
-            self.speculations.remove(&key);
+        let Some(speculation) = self.speculations.get_mut(&key) else {
+            return;
+        };
+        if speculation.until <= now {
+            speculation.proven = false;
             self.blocks.take(own, holder, Tier::Speculative);
+            if speculation.pending == 0 {
+                self.speculations.remove(&key);
+            }
         }
     }
 

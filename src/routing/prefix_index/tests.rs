@@ -153,7 +153,7 @@ fn what_was_sent_counts_until_its_time_or_its_withdrawal() {
     let prompt = chain(&REALM, &[1, 2, 3, 4]);
     index.speculate(ENGINE, &prompt, (0, 10));
     index.speculate(ENGINE, &prompt, (0, 20));
-    index.withdraw(ENGINE, &prompt);
+    index.withdraw(ENGINE, &prompt, 0);
     assert_eq!(
         covered(&index, ENGINE, &[1, 2, 3, 4]),
         2,
@@ -171,6 +171,26 @@ fn what_was_sent_counts_until_its_time_or_its_withdrawal() {
         2,
         "the event has confirmed it"
     );
+}
+
+#[test]
+fn a_late_ending_of_an_old_request_does_not_end_a_newer_ones_time() {
+    let mut index = PrefixIndex::new(FOREVER);
+    let prompt = chain(&REALM, &[1, 2, 3, 4]);
+    let held = |index: &PrefixIndex| covered(index, ENGINE, &[1, 2, 3, 4]);
+    index.speculate(ENGINE, &prompt, (0, 10));
+    index.sweep(10, 100);
+    assert_eq!(held(&index), 0);
+    index.speculate(ENGINE, &prompt, (20, 30));
+    index.withdraw(ENGINE, &prompt, 21); // the one of second 0
+    assert_eq!(held(&index), 2);
+    index.served(ENGINE, &prompt, 22);
+    index.speculate(ENGINE, &prompt, (23, 33));
+    index.withdraw(ENGINE, &prompt, 24);
+    assert_eq!(held(&index), 2, "one was served: it holds until its time");
+    index.sweep(33, 100);
+    assert_eq!(held(&index), 0);
+    assert!(index.speculations.is_empty());
 }
 
 #[test]

@@ -130,6 +130,13 @@ impl Odd {
 #[derive(Debug)]
 pub struct Undecodable(String);
 
+impl Undecodable {
+    /// A message of the HTTP form without its number.
+    pub fn without_seq() -> Self {
+        Undecodable("it has no seq".into())
+    }
+}
+
 impl fmt::Display for Undecodable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "event frame cannot be read: {}", self.0)

@@ -89,21 +89,10 @@ fn split(endpoint: &str) -> Result<(BackendUrl, String), String> {
 /// A message of the HTTP form, which carries its own number.
 fn numbered(message: Result<Batch, Undecodable>) -> Frame {
     match message {
-        Ok(Batch {
-            seq: Some(seq),
-            ts,
-            rank,
-            events,
-        }) => {
-            let batch = Batch {
-                seq: Some(seq),
-                ts,
-                rank,
-                events,
-            };
-            Frame::Live(seq, Ok(batch))
-        }
-        Ok(batch) => Frame::Live(0, Ok(batch)),
+        Ok(batch) => match batch.seq {
+            Some(seq) => Frame::Live(seq, Ok(batch)),
+            None => Frame::Live(0, Err(Undecodable::without_seq())),
+        },
         Err(undecodable) => Frame::Live(0, Err(undecodable)),
     }
 }
