@@ -4,7 +4,7 @@
 use crate::support::bounded::Permit;
 use crate::support::published::Published;
 use crate::support::watch::Watch;
-use actix::{Actor, AsyncContext, Context, Handler, Message};
+use actix::{Actor, ActorContext, AsyncContext, Context, Handler, Message};
 use routing::block::{BlockHash, Realm};
 use routing::prefix_index::{HolderId, Limits, PrefixIndex, Run, Seconds, StoredRun, Tier};
 use std::collections::HashMap;
@@ -123,6 +123,18 @@ pub struct IndexShard {
     published: Published<ShardGauges>,
     started: Instant,
     _watch: Option<Watch<ShardExited>>,
+}
+
+/// Ends a shard whose root is gone: the next root has one of its own.
+#[derive(Debug, Clone, Copy, Message)]
+#[rtype(result = "()")]
+pub struct RetireShard;
+
+impl Handler<RetireShard> for IndexShard {
+    type Result = ();
+    fn handle(&mut self, _: RetireShard, ctx: &mut Self::Context) {
+        ctx.stop();
+    }
 }
 
 /// The shard has ended, by a panic: what it knew is gone.

@@ -1,7 +1,9 @@
 //! The tree of the KV index: one shard on a thread of its own, and a subscriber per event source.
 //! A shard that dies has forgotten everything, so its subscribers start over with the fresh one.
 
-use crate::index_shard::{IndexShard, MESSAGES_MAX, ShardExited, ShardGauges, SourceSpec};
+use crate::index_shard::{
+    IndexShard, MESSAGES_MAX, RetireShard, ShardExited, ShardGauges, SourceSpec,
+};
 use crate::kv_subscriber::{
     EventTransport, KvSubscriber, Retire, StreamState, SubscriberExited, Subscription,
 };
@@ -230,6 +232,9 @@ impl Drop for KvIndex {
     fn drop(&mut self) {
         for subscriber in self.subscribers.values() {
             subscriber.do_send(Retire);
+        }
+        if let Some(shard) = self.handle.shard.load().as_ref() {
+            shard.do_send(RetireShard);
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::support::published::Published;
 use crate::support::watch::Watch;
 use actix::{Actor, ActorContext, AsyncContext, Context, Handler, Message, Recipient, WrapFuture};
 use futures_util::future::LocalBoxFuture;
-use routing::event_stream::{Action, EventStream, Tally};
+use routing::event_stream::{Action, EventStream, Recovery, Tally};
 use routing::prefix_index::HolderId;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{info, warn};
-use wire::kv_events::{Batch, KvEvent, Stored, Undecodable};
+use wire::kv_events::{Batch, KvEvent, Medium, Stored, Undecodable};
 
 /// A replay that sends nothing for so long is over: engines drop replies, the end marker too, when
 /// a queue is full.
@@ -46,8 +46,8 @@ pub trait EventConnection {
 pub trait EventTransport {
     /// Connects; must end by itself in bounded time.
     fn connect(&self) -> LocalBoxFuture<'static, Result<Box<dyn EventConnection>, String>>;
-    /// Whether what was missed can be asked for again.
-    fn can_replay(&self) -> bool;
+    /// How what was missed can be had again.
+    fn recovery(&self) -> Recovery;
 }
 
 /// Adapters that are told apart, per engine.
@@ -160,7 +160,7 @@ impl Subscription {
         // counts go on where an earlier subscriber of this source has left them
         let state = self.state.load().as_ref().clone();
         let mut session = Session {
-            stream: EventStream::new(self.transport.can_replay()),
+            stream: EventStream::new(self.transport.recovery()),
             before: state.tally,
             epoch: 0,
             ops: Vec::new(),
@@ -243,9 +243,17 @@ impl Subscription {
                     session.epoch = EPOCHS.fetch_add(1, Ordering::Relaxed) + 1;
                     session.ops.push(Op::Forget);
                 }
+                Action::Reconnect => return Err("frames were missed".into()),
                 Action::Replay(from) => {
-                    connection.replay(from).await?;
-                    *replaying = Some(Instant::now() + REPLAY_IDLE);
+                    // without a replay the live frames are still worth something
+                    let wait = match connection.replay(from).await {
+                        Ok(()) => REPLAY_IDLE,
+                        Err(reason) => {
+                            warn!(backend = %self.backend, reason, "missed KV events cannot be asked for");
+                            Duration::ZERO
+                        }
+                    };
+                    *replaying = Some(Instant::now() + wait);
                 }
                 Action::Apply(batch) => {
                     session.note(&batch);
@@ -304,7 +312,10 @@ impl Session {
     fn note(&mut self, batch: &Batch) {
         self.state.last_ts = batch.ts;
         let size = batch.events.iter().find_map(|event| match event {
-            KvEvent::Stored(stored) => Some(stored.block_size),
+            // copies elsewhere may be announced in larger pieces
+            KvEvent::Stored(s) if s.medium == Medium::Gpu && !s.tokens.is_empty() => {
+                Some(s.block_size)
+            }
             _ => None,
         });
         self.state.block_size = size.or(self.state.block_size);

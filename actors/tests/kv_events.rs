@@ -18,6 +18,7 @@ use actors::support::watch::Watch;
 use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
 use routing::block::{BlockHash, Realm, chain};
+use routing::event_stream::Recovery;
 use routing::prefix_index::{HolderId, Limits, Run, Tier};
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -149,8 +150,8 @@ impl EventTransport for FakeTransport {
         }
         .boxed_local()
     }
-    fn can_replay(&self) -> bool {
-        true
+    fn recovery(&self) -> Recovery {
+        Recovery::Replay
     }
 }
 

@@ -10,9 +10,22 @@ use std::collections::VecDeque;
 /// Live frames that wait for a replay to end. Beyond, the stream starts over.
 pub const WAITING_FRAMES_MAX: usize = 4096;
 
+/// How what was missed can be had again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recovery {
+    /// By asking for a replay.
+    Replay,
+    /// By a new connection, which begins with all that the engine keeps.
+    Reconnect,
+    /// Not at all.
+    None,
+}
+
 /// What to do next, in order.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Action<T> {
+    /// Close the connection and make a new one.
+    Reconnect,
     /// Everything that this stream said is void; a new epoch begins.
     Forget,
     /// Take the frame in.
@@ -66,19 +79,22 @@ pub struct EventStream<T> {
     phase: Phase<T>,
     last: Option<u64>,
     fell_back: bool,
-    can_replay: bool,
+    recovery: Recovery,
+    // a break that a new connection has not healed
+    unhealed: Option<u64>,
     /// What happened so far.
     pub tally: Tally,
 }
 
 impl<T> EventStream<T> {
-    /// A stream that nothing is known of. Without `can_replay`, a gap forgets instead.
-    pub fn new(can_replay: bool) -> Self {
+    /// A stream that nothing is known of.
+    pub fn new(recovery: Recovery) -> Self {
         EventStream {
             phase: Phase::Disconnected,
             last: None,
             fell_back: false,
-            can_replay,
+            recovery,
+            unhealed: None,
             tally: Tally::default(),
         }
     }
@@ -102,7 +118,7 @@ impl<T> EventStream<T> {
     fn start_over(&mut self) -> Vec<Action<T>> {
         self.last = None;
         self.fell_back = false;
-        if !self.can_replay {
+        if self.recovery != Recovery::Replay {
             self.phase = Phase::Live;
             return vec![Action::Forget];
         }
@@ -120,7 +136,7 @@ impl<T> EventStream<T> {
         self.tally.gaps += 1;
         match self.phase {
             Phase::Disconnected => vec![],
-            _ if self.can_replay => {
+            _ if self.recovery == Recovery::Replay => {
                 // the frame will come again, and again not be read: go on behind it
                 self.last = None;
                 self.phase = Phase::Live;
@@ -163,13 +179,20 @@ impl<T> EventStream<T> {
             }
             Some(last) if seq < last => {
                 self.tally.restarts += 1;
+                if self.recovery == Recovery::Reconnect {
+                    return vec![Action::Reconnect];
+                }
                 let mut actions = self.start_over();
                 actions.extend(self.live(seq, frame));
                 actions
             }
             Some(last) if seq > last + 1 => {
                 self.tally.gaps += 1;
-                if !self.can_replay {
+                if self.recovery == Recovery::Reconnect && self.unhealed != Some(seq) {
+                    self.unhealed = Some(seq);
+                    return vec![Action::Reconnect];
+                }
+                if self.recovery != Recovery::Replay {
                     self.last = Some(seq);
                     return vec![Action::Forget, Action::Apply(frame)];
                 }
@@ -254,12 +277,12 @@ impl<T> EventStream<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::Action::{Apply, Forget, Replay};
+    use super::Action::{Apply, Forget, Reconnect, Replay};
     use super::*;
     use proptest::prelude::*;
 
     fn connected() -> EventStream<u64> {
-        let mut stream = EventStream::new(true);
+        let mut stream = EventStream::new(Recovery::Replay);
         assert_eq!(stream.connected(), [Forget, Replay(0)]);
         stream
     }
@@ -346,7 +369,7 @@ mod tests {
 
     #[test]
     fn without_replay_a_gap_forgets() {
-        let mut stream = EventStream::new(false);
+        let mut stream = EventStream::new(Recovery::None);
         assert_eq!(stream.connected(), [Forget]);
         assert_eq!(
             stream.live(7, 7),
@@ -354,6 +377,28 @@ mod tests {
             "a late joiner begins where it is"
         );
         assert_eq!(stream.live(9, 9), [Forget, Apply(9)]);
+    }
+
+    #[test]
+    fn where_a_connection_begins_with_all_that_is_kept_a_break_makes_a_new_one_once() {
+        let mut stream = EventStream::new(Recovery::Reconnect);
+        assert_eq!(stream.connected(), [Forget]);
+        for seq in 0..3 {
+            assert_eq!(stream.live(seq, seq), [Apply(seq)]);
+        }
+        assert_eq!(stream.live(4, 4), [Reconnect]);
+        stream.disconnected();
+        assert_eq!(stream.connected(), [Forget]);
+        for seq in 0..3 {
+            stream.live(seq, seq);
+        }
+        assert_eq!(
+            stream.live(4, 4),
+            [Forget, Apply(4)],
+            "the engine does not have it either"
+        );
+        assert_eq!(stream.live(5, 5), [Apply(5)]);
+        assert_eq!(stream.live(0, 0), [Reconnect], "a new process");
     }
 
     #[test]
@@ -391,7 +436,7 @@ mod tests {
         /// Since the last Forget, the applied numbers are contiguous: no hole is ever believed.
         #[test]
         fn what_is_believed_has_no_hole(wire in wires()) {
-            let mut stream = EventStream::new(true);
+            let mut stream = EventStream::new(Recovery::Replay);
             let mut believed: Vec<u64> = vec![];
             let mut pending = stream.connected();
             for sent in 0..wire.frames {
@@ -405,6 +450,7 @@ mod tests {
                 while !pending.is_empty() {
                     for action in std::mem::take(&mut pending) {
                         match action {
+                            Reconnect => prop_assert!(false, "it can replay"),
                             Forget => believed.clear(),
                             Apply(n) => {
                                 prop_assert!(believed.last().is_none_or(|last| n == last + 1), "{} after {:?}", n, believed.last());

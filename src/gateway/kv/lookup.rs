@@ -1,7 +1,7 @@
 //! Asks the index about a request, and tells it where the request went.
 
 use super::tokens::{self, TokenView};
-use super::wiring::base_model;
+use super::wiring::BASE_REALM;
 use crate::gateway::Worker;
 use crate::proxy::Call;
 use crate::telemetry::names;
@@ -9,7 +9,7 @@ use actix::Addr;
 use actix_web::rt::time::timeout;
 use actors::backend::Backend;
 use actors::index_shard::{DispatchEnded, Dispatched, Fate, FindOverlap, IndexShard};
-use actors::kv_index::{KvIndexHandle, SourceHandle};
+use actors::kv_index::KvIndexHandle;
 use metrics::counter;
 use routing::block::{BlockHash, Realm, chain};
 use routing::prefix_index::HolderId;
@@ -19,6 +19,8 @@ use std::time::Duration;
 
 /// A lookup that takes longer is given up, and the request goes by the next best rule.
 const INDEX_DEADLINE: Duration = Duration::from_millis(10);
+/// Blocks of one prompt; a longer one fits no engine, and would push others out of the index.
+const CHAIN_BLOCKS_MAX: usize = 65_536;
 /// For how long a dispatch counts as held: twice the backend's time to first token, within these.
 const HOLD_MIN: Duration = Duration::from_secs(2);
 const HOLD_MAX: Duration = Duration::from_secs(30);
@@ -43,26 +45,26 @@ pub async fn find(call: &Call, worker: &Worker) -> Option<Found> {
 }
 
 async fn look(call: &Call, worker: &Worker, kv: &KvIndexHandle) -> Result<Found, &'static str> {
-    let (block_size, engine) = live_source(call, worker, kv).ok_or("no_events")?;
+    let live = live_source(call, worker, kv)?;
     let view = TokenView::parse(&call.body).ok_or("no_tokens")?;
-    let tokens = tokens::of(call, &view, worker, Some(&engine))
+    let tokens = tokens::of(call, &view, worker, &live.engine)
         .await
         .ok_or("no_tokens")?;
-    // an adapter's blocks are announced under its name, which is also the request's model
-    let is_adapter = |source: &SourceHandle| source.state.load().adapters.contains(&call.model);
-    let model = if kv.sources.iter().any(is_adapter) {
-        call.model.clone()
-    } else {
-        base_model(&engine.spec)
-    };
     let realm = Realm {
-        model: &model,
+        model: if live.is_base {
+            BASE_REALM
+        } else {
+            &call.model
+        },
         cache_salt: view.cache_salt.as_deref(),
-        block_size,
+        block_size: live.block_size,
     };
     let chain: Arc<[BlockHash]> = chain(&realm, &tokens).into();
     if chain.is_empty() {
         return Err("too_short");
+    }
+    if chain.len() > CHAIN_BLOCKS_MAX {
+        return Err("too_long");
     }
     let shard = kv.shard.load();
     let shard = shard.as_ref().clone().ok_or("no_index")?;
@@ -74,7 +76,7 @@ async fn look(call: &Call, worker: &Worker, kv: &KvIndexHandle) -> Result<Found,
         runs: runs.map_err(|_| "no_index")?,
         blocks: chain.len() as u32,
         tokens: tokens.len() as u32,
-        block_size,
+        block_size: live.block_size,
     };
     Ok(Found {
         overlap: Arc::new(overlap),
@@ -83,25 +85,53 @@ async fn look(call: &Call, worker: &Worker, kv: &KvIndexHandle) -> Result<Found,
     })
 }
 
-/// The block size of the model's engines, and the least busy of those whose events come.
-fn live_source(call: &Call, worker: &Worker, kv: &KvIndexHandle) -> Option<(u32, Arc<Backend>)> {
+/// What a lookup needs of the engines whose events come.
+struct Live {
+    block_size: u32,
+    /// The least busy of them, to ask for tokens.
+    engine: Arc<Backend>,
+    /// Whether the request is for their own model: a name that may be an adapter's is not taken
+    /// for it, since a miss costs less than a false hit.
+    is_base: bool,
+}
+
+fn live_source(call: &Call, worker: &Worker, kv: &KvIndexHandle) -> Result<Live, &'static str> {
     let snapshot = worker.gateway.directory.load();
-    let pool = snapshot.view.pools.get(&call.model)?;
-    let live = pool
-        .members
-        .iter()
-        .filter(|slot| snapshot.view.backend(**slot).can_serve());
-    let fed = live.filter_map(|slot| {
-        let backend = &snapshot.entries[slot.0].backend;
-        let source = kv
-            .sources
-            .iter()
-            .find(|source| source.backend == backend.spec.name)?;
-        let state = source.state.load();
-        let size = state.block_size.filter(|_| state.connected)?;
-        Some((size, backend.clone()))
+    let pool = snapshot.view.pools.get(&call.model).ok_or("no_events")?;
+    if pool.members.len() < 2 {
+        return Err("no_choice");
+    }
+    let members = pool.members.iter().map(|slot| {
+        (
+            snapshot.view.backend(*slot),
+            &snapshot.entries[slot.0].backend,
+        )
     });
-    fed.min_by_key(|(_, backend)| backend.live.in_flight())
+    let is_base = members
+        .clone()
+        .any(|(view, backend)| match backend.spec.models.first() {
+            Some(first) => *first == call.model,
+            None => view.models.iter().any(|models| models.len() == 1),
+        });
+    let fed = members
+        .filter(|(view, _)| view.can_serve())
+        .filter_map(|(_, backend)| {
+            let source = kv
+                .sources
+                .iter()
+                .find(|source| source.backend == backend.spec.name)?;
+            let state = source.state.load();
+            let size = state.block_size.filter(|_| state.connected)?;
+            Some((size, backend.clone()))
+        });
+    let (block_size, engine) = fed
+        .min_by_key(|(_, backend)| backend.live.in_flight())
+        .ok_or("no_events")?;
+    Ok(Live {
+        block_size,
+        engine,
+        is_base,
+    })
 }
 
 /// A prompt that was sent to a backend: counts as held there, until it is told how it went.

@@ -11,7 +11,8 @@ use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::cell::RefCell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +25,10 @@ const TOKENIZE_TIMEOUT: Duration = Duration::from_secs(2);
 const TEXT_LENGTH_MIN: usize = 1024;
 /// Tokens that one worker thread keeps of texts that engines tokenised.
 const CACHED_TOKENS_MAX: usize = 4 << 20;
+/// Longer texts are not sent to be tokenised.
+const QUESTION_BYTES_MAX: usize = 1 << 20;
+/// Questions that one worker thread asks at one time.
+const ASKS_MAX: usize = 16;
 /// The largest answer of `/tokenize` that is read.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
@@ -67,6 +72,9 @@ impl<'a> TokenView<'a> {
                 let messages = self
                     .messages
                     .filter(|raw| raw.get().len() >= TEXT_LENGTH_MIN)?;
+                if messages.get().contains("_url\"") || messages.get().contains("input_audio") {
+                    return None; // the engine would fetch or decode media a second time
+                }
                 let mut out = format!(r#"{{"model":{model},"messages":{}"#, messages.get());
                 let add = self.add_generation_prompt.map_or("true", RawValue::get);
                 out += &format!(r#","add_generation_prompt":{add}"#);
@@ -90,37 +98,69 @@ impl<'a> TokenView<'a> {
     }
 }
 
-/// Tokens of texts that engines tokenised, by the whole question. One per worker thread.
+/// Tokens of texts that engines tokenised. One per worker thread.
 #[derive(Clone, Default)]
 pub struct TokenCache(Rc<RefCell<Cached>>);
 
+/// Stands for a question: two hashes with random keys of this process.
+type Digest = (u64, u64);
+
 #[derive(Default)]
 struct Cached {
-    by_question: HashMap<String, Arc<[u32]>>,
-    in_order: VecDeque<String>,
+    keys: (RandomState, RandomState),
+    by_question: HashMap<Digest, Arc<[u32]>>,
+    in_order: VecDeque<Digest>,
     tokens: usize,
+    asking: HashSet<Digest>,
 }
 
+/// What an entry takes beside its tokens, in tokens.
+const ENTRY_TOKENS: usize = 32;
+
 impl TokenCache {
-    fn get(&self, question: &str) -> Option<Arc<[u32]>> {
-        self.0.borrow().by_question.get(question).cloned()
+    fn digest(&self, question: &str) -> Digest {
+        let cached = self.0.borrow();
+        (
+            cached.keys.0.hash_one(question),
+            cached.keys.1.hash_one(question),
+        )
     }
 
-    fn put(&self, question: String, tokens: Arc<[u32]>) {
+    fn get(&self, question: Digest) -> Option<Arc<[u32]>> {
+        self.0.borrow().by_question.get(&question).cloned()
+    }
+
+    fn put(&self, question: Digest, tokens: Arc<[u32]>) {
         let mut cached = self.0.borrow_mut();
-        if tokens.len() > CACHED_TOKENS_MAX || cached.by_question.contains_key(&question) {
+        if tokens.len() > CACHED_TOKENS_MAX / 2 || cached.by_question.contains_key(&question) {
             return;
         }
-        cached.tokens += tokens.len();
-        cached.in_order.push_back(question.clone());
+        cached.tokens += tokens.len() + ENTRY_TOKENS;
+        cached.in_order.push_back(question);
         cached.by_question.insert(question, tokens);
         while cached.tokens > CACHED_TOKENS_MAX {
             let Some(oldest) = cached.in_order.pop_front() else {
                 break;
             };
             let gone = cached.by_question.remove(&oldest);
-            cached.tokens -= gone.map_or(0, |tokens| tokens.len());
+            cached.tokens -= gone.map_or(0, |tokens| tokens.len() + ENTRY_TOKENS);
         }
+    }
+
+    /// Leave to ask an engine: one at a time for the same question, and not too many in all.
+    fn start_asking(&self, question: Digest) -> Option<Asking> {
+        let mut cached = self.0.borrow_mut();
+        let free = cached.asking.len() < ASKS_MAX && cached.asking.insert(question);
+        free.then(|| Asking(self.clone(), question))
+    }
+}
+
+/// A question that is being asked.
+struct Asking(TokenCache, Digest);
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.0.0.borrow_mut().asking.remove(&self.1);
     }
 }
 
@@ -129,29 +169,37 @@ pub(super) async fn of(
     call: &Call,
     view: &TokenView<'_>,
     worker: &Worker,
-    engine: Option<&Arc<Backend>>,
+    engine: &Arc<Backend>,
 ) -> Option<Arc<[u32]>> {
-    if let Some(ids) = view.given() {
+    if call.route == ApiRoute::Completions
+        && let Some(ids) = view.given()
+    {
         return Some(ids.into());
     }
     let question = view.question(&call.model, call.route)?;
-    if let Some(tokens) = worker.tokens.get(&question) {
+    if question.len() > QUESTION_BYTES_MAX {
+        return None;
+    }
+    let digest = worker.tokens.digest(&question);
+    if let Some(tokens) = worker.tokens.get(digest) {
         return Some(tokens);
     }
-    let engine = engine?.clone();
-    let (cache, client) = (worker.tokens.clone(), worker.client.clone());
+    let asking = worker.tokens.start_asking(digest)?;
+    let (client, engine) = (worker.client.clone(), engine.clone());
     // goes on when it is too late for this request: the next turn will need the same
-    let asking = actix_rt::spawn(async move {
-        let asked = ask(&client, &engine, &question);
+    let answer = actix_rt::spawn(async move {
+        let asked = ask(&client, &engine, question);
         let tokens = tokio::time::timeout(TOKENIZE_TIMEOUT, asked).await.ok()??;
-        cache.put(question, tokens.clone());
+        asking.0.put(digest, tokens.clone());
         Some(tokens)
     });
-    let answer = tokio::time::timeout(TOKENIZE_BUDGET, asking).await;
-    answer.ok()?.ok()?
+    tokio::time::timeout(TOKENIZE_BUDGET, answer)
+        .await
+        .ok()?
+        .ok()?
 }
 
-async fn ask(client: &Client, engine: &Backend, question: &str) -> Option<Arc<[u32]>> {
+async fn ask(client: &Client, engine: &Backend, question: String) -> Option<Arc<[u32]>> {
     #[derive(Deserialize)]
     struct Answer {
         tokens: Vec<u32>,
@@ -165,7 +213,7 @@ async fn ask(client: &Client, engine: &Backend, question: &str) -> Option<Arc<[u
         method: Method::POST,
         path: engine.spec.url.path("/tokenize"),
         headers,
-        body: Bytes::copy_from_slice(question.as_bytes()),
+        body: Bytes::from(question),
     };
     let counts = &engine.live.counters.connections;
     let mut reply = client
@@ -234,14 +282,40 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_is_bounded_in_tokens() {
+    fn the_cache_is_bounded_in_tokens_and_entries() {
         let cache = TokenCache::default();
-        let many: Arc<[u32]> = vec![0; CACHED_TOKENS_MAX / 4].into();
+        let many: Arc<[u32]> = vec![0; CACHED_TOKENS_MAX / 4 - ENTRY_TOKENS].into();
         for n in 0..10 {
-            cache.put(n.to_string(), many.clone());
+            cache.put((n, 0), many.clone());
             assert!(cache.0.borrow().tokens <= CACHED_TOKENS_MAX);
         }
-        assert!(cache.get("0").is_none() && cache.get("9").is_some());
+        assert!(cache.get((0, 0)).is_none() && cache.get((9, 0)).is_some());
         assert_eq!(cache.0.borrow().in_order.len(), 4);
+        for n in 0..1_000_000 {
+            cache.put((n, 1), Arc::from([]));
+        }
+        assert!(cache.0.borrow().in_order.len() <= CACHED_TOKENS_MAX / ENTRY_TOKENS);
+    }
+
+    #[test]
+    fn a_question_is_asked_once_at_a_time_and_few_at_all() {
+        let cache = TokenCache::default();
+        let first = cache.start_asking((0, 0));
+        assert!(first.is_some() && cache.start_asking((0, 0)).is_none());
+        let others: Vec<_> = (1..100)
+            .filter_map(|n| cache.start_asking((n, 0)))
+            .collect();
+        assert_eq!(others.len(), ASKS_MAX - 1);
+        drop((first, others));
+        assert!(cache.start_asking((0, 0)).is_some());
+    }
+
+    #[test]
+    fn media_are_not_sent_to_be_tokenised() {
+        let long = "x".repeat(TEXT_LENGTH_MIN);
+        let body = format!(
+            r#"{{"messages":[{{"role":"user","content":[{{"type":"image_url","image_url":{{"url":"http://i"}}}},{{"type":"text","text":"{long}"}}]}}]}}"#
+        );
+        assert!(view(&body).question("m", ApiRoute::Chat).is_none());
     }
 }

@@ -2,7 +2,6 @@
 
 use crate::settings::{ExternalStorage, Settings};
 use crate::upstream::{Client, events};
-use actors::backend::BackendSpec;
 use actors::index_shard::SourceSpec;
 use actors::kv_index::{KvIndexSettings, SourceSettings};
 use routing::prefix_index::{HolderId, Limits};
@@ -77,18 +76,13 @@ fn access(settings: &Settings, at: usize, namespaces: &mut Namespaces) -> Option
 }
 
 fn model(settings: &Settings, at: usize) -> Arc<str> {
-    base_model(&settings.backends[at])
+    let models = &settings.backends[at].models;
+    models.first().cloned().unwrap_or_else(|| Arc::from(""))
 }
 
-/// What stands for a backend's own model where blocks are hashed: the first of its names, or
-/// nothing where they are discovered. Its other names are adapters, or further names of it.
-pub fn base_model(backend: &BackendSpec) -> Arc<str> {
-    backend
-        .models
-        .first()
-        .cloned()
-        .unwrap_or_else(|| Arc::from(""))
-}
+/// What stands for an engine's own model where blocks are hashed: holders and namespaces keep
+/// models apart already. Adapters stand under their names.
+pub const BASE_REALM: &str = "";
 
 /// Tells every backend where it finds blocks, and answers the sources of the index, if it is on.
 pub fn wire(settings: &mut Settings, client: &Client) -> Option<KvIndexSettings> {
@@ -116,7 +110,7 @@ pub fn wire(settings: &mut Settings, client: &Client) -> Option<KvIndexSettings>
             backend: settings.backends[at].name.clone(),
             holder: HolderId(at as u32),
             spec: SourceSpec {
-                model: model(settings, at),
+                model: BASE_REALM.into(),
                 writes: accesses[at]
                     .filter(|access| access.writes)
                     .map(|access| access.namespace),
@@ -124,7 +118,7 @@ pub fn wire(settings: &mut Settings, client: &Client) -> Option<KvIndexSettings>
                 storage: index.storage_offloading,
             },
             reconnect: source.reconnect_interval,
-            transport: events::transport(source, client),
+            transport: events::transport(source, client, &settings.backends[at]),
         })
     });
     Some(KvIndexSettings {

@@ -213,6 +213,12 @@ fn check_together(settings: &Settings, faults: &mut Vec<Fault>, warnings: &mut V
             faults.push(Fault::new(path, format!("times prefix_routing.virtual_nodes makes {points} ring points, more than {RING_POINTS_MAX}")));
         }
     }
+    if settings.kv_cache_index.enabled && settings.kv_cache_index.event_sources.is_empty() {
+        warnings.push(Fault::new(
+            "kv_cache_index.event_sources",
+            "is empty: nothing feeds the index",
+        ));
+    }
     if settings.selection_strategy == Strategy::ConsistentHash && settings.prefix_routing.enabled {
         warnings.push(Fault::new("selection_strategy", "ConsistentHash only places requests without a prompt while prefix_routing.enabled is true: the prefix comes first"));
     }

@@ -168,13 +168,15 @@ fn duplicate_names_and_spellings_of_one_url_are_refused() {
 fn wrong_references_between_sections_are_faults() {
     let found = faults("\
 backends: [{name: a, url: 'http://a'}]
-kv_cache_index: {enabled: true, backend: redis, event_sources: [{backend_name: b, endpoint: 'http://a/e'}, {backend_name: a, endpoint: 'gopher://a'}]}
+kv_cache_index: {enabled: true, backend: redis, event_sources: [{backend_name: b, endpoint: 'http://a/e'}, {backend_name: a, endpoint: 'gopher://a'}, {backend_name: a, endpoint: 'wss://a'}]}
 response_cache: {enabled: true, backend: tiered, l1: {type: redis}}
 disaggregated_serving: {enabled: true}
 model_aliases: {x: y, y: z}");
     for expected in [
         "kv_cache_index.event_sources[0].backend_name: no backend is named `b`; there are: a",
         "kv_cache_index.event_sources[1].endpoint: must begin with one of tcp://, ws://, wss://, http://, https://",
+        "kv_cache_index.event_sources[2].backend_name: has a source already; several data-parallel ranks of one backend are not supported yet",
+        "kv_cache_index.event_sources[2].endpoint: TLS to event endpoints is not supported yet, use http://, ws:// or tcp://",
         "response_cache.redis.url: is required by kv_cache_index.backend: redis",
         "response_cache.redis.url: is required by the chosen backend",
         "response_cache.l2.endpoint: is required by backend tiered",

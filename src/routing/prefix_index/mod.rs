@@ -14,7 +14,9 @@ use engine::EngineMap;
 pub use overlap::Run;
 use residency::Blocks;
 pub use residency::{Limits, Tier};
-use std::collections::{HashMap, VecDeque};
+use std::cmp::{Ordering, Reverse};
+use std::collections::{BinaryHeap, HashMap};
+use std::sync::Arc;
 
 /// A backend's memory, or a storage namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -54,7 +56,7 @@ pub struct PrefixIndex {
     blocks: Blocks,
     engines: HashMap<HolderId, EngineMap>,
     speculations: HashMap<(HolderId, BlockHash), Speculation>,
-    speculated: VecDeque<(Seconds, HolderId, BlockHash)>,
+    due: BinaryHeap<Due>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -66,6 +68,38 @@ struct Speculation {
     proven: bool,
 }
 
+/// A dispatch whose time will be over.
+#[derive(Debug)]
+struct Due {
+    until: Seconds,
+    holder: HolderId,
+    chain: Arc<[BlockHash]>,
+}
+
+impl Ord for Due {
+    /// The soonest is the greatest: a heap gives that first.
+    fn cmp(&self, other: &Self) -> Ordering {
+        Reverse(self.until).cmp(&Reverse(other.until))
+    }
+}
+
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Due {
+    fn eq(&self, other: &Self) -> bool {
+        self.until == other.until
+    }
+}
+
+impl Eq for Due {}
+
+/// Blocks of dispatches whose time is over that one sweep ends, for each block of its budget.
+const DUE_PER_BUDGET: usize = 20;
+
 impl PrefixIndex {
     /// An index that knows nothing.
     pub fn new(limits: Limits) -> Self {
@@ -74,13 +108,18 @@ impl PrefixIndex {
             blocks: Blocks::default(),
             engines: HashMap::new(),
             speculations: HashMap::new(),
-            speculated: VecDeque::new(),
+            due: BinaryHeap::new(),
         }
     }
 
     /// Pairs of block and holder.
     pub fn entries(&self) -> usize {
         self.blocks.entries()
+    }
+
+    /// Dispatches whose time is not over.
+    pub fn dispatches(&self) -> usize {
+        self.due.len()
     }
 
     /// Different blocks.
@@ -205,9 +244,14 @@ impl PrefixIndex {
     pub fn speculate(
         &mut self,
         holder: HolderId,
-        chain: &[BlockHash],
+        chain: &Arc<[BlockHash]>,
         (now, until): (Seconds, Seconds),
     ) {
+        self.due.push(Due {
+            until,
+            holder,
+            chain: chain.clone(),
+        });
         for (depth, own) in chain.iter().enumerate() {
             let key = (holder, *own);
             let speculation = self.speculations.entry(key).or_insert(Speculation {
@@ -217,7 +261,6 @@ impl PrefixIndex {
             });
             speculation.pending += 1;
             speculation.until = speculation.until.max(until);
-            self.speculated.push_back((until, holder, *own));
             self.blocks
                 .put((*own, depth as u32), holder, Tier::Speculative, now);
         }
@@ -246,6 +289,7 @@ impl PrefixIndex {
                 speculation.proven = true;
                 if speculation.pending == 0 && speculation.until <= now {
                     self.speculations.remove(&(holder, *own));
+                    self.blocks.take(*own, holder, Tier::Speculative);
                 }
             }
         }
@@ -267,14 +311,16 @@ impl PrefixIndex {
 
     /// Lets go of what has expired, at most `budget` blocks of it: called often, with little.
     pub fn sweep(&mut self, now: Seconds, budget: usize) {
-        for _ in 0..budget {
-            match self.speculated.front() {
-                Some((until, ..)) if *until <= now => {}
-                _ => break,
+        let mut ended = 0;
+        while ended < budget.saturating_mul(DUE_PER_BUDGET) {
+            if self.due.peek().is_none_or(|due| due.until > now) {
+                break;
             }
-            if let Some((_, holder, own)) = self.speculated.pop_front() {
-                self.end_speculation(holder, own, now);
+            let Some(due) = self.due.pop() else { break };
+            for own in due.chain.iter() {
+                self.end_speculation(due.holder, *own, now);
             }
+            ended += due.chain.len().max(1);
         }
         self.blocks.sweep(now, self.limits.ttl, budget);
     }

@@ -150,7 +150,7 @@ fn forgetting_an_engine_leaves_others_and_storage() {
 #[test]
 fn what_was_sent_counts_until_its_time_or_its_withdrawal() {
     let mut index = PrefixIndex::new(FOREVER);
-    let prompt = chain(&REALM, &[1, 2, 3, 4]);
+    let prompt: Arc<[BlockHash]> = chain(&REALM, &[1, 2, 3, 4]).into();
     index.speculate(ENGINE, &prompt, (0, 10));
     index.speculate(ENGINE, &prompt, (0, 20));
     index.withdraw(ENGINE, &prompt, 0);
@@ -176,7 +176,7 @@ fn what_was_sent_counts_until_its_time_or_its_withdrawal() {
 #[test]
 fn a_late_ending_of_an_old_request_does_not_end_a_newer_ones_time() {
     let mut index = PrefixIndex::new(FOREVER);
-    let prompt = chain(&REALM, &[1, 2, 3, 4]);
+    let prompt: Arc<[BlockHash]> = chain(&REALM, &[1, 2, 3, 4]).into();
     let held = |index: &PrefixIndex| covered(index, ENGINE, &[1, 2, 3, 4]);
     index.speculate(ENGINE, &prompt, (0, 10));
     index.sweep(10, 100);
@@ -191,6 +191,29 @@ fn a_late_ending_of_an_old_request_does_not_end_a_newer_ones_time() {
     index.sweep(33, 100);
     assert_eq!(held(&index), 0);
     assert!(index.speculations.is_empty());
+    index.speculate(ENGINE, &prompt, (40, 41));
+    index.served(ENGINE, &prompt, 50); // its time was over, and no sweep has come by yet
+    assert_eq!(held(&index), 0);
+    assert!(index.speculations.is_empty());
+}
+
+#[test]
+fn dispatches_end_when_their_time_is_over_however_many_there_are() {
+    let mut index = PrefixIndex::new(FOREVER);
+    for n in 0..2000u32 {
+        let tokens: Vec<u32> = (0..20).map(|i| n * 20 + i).collect();
+        // long holds first: they must not keep the short ones behind them
+        let until = if n % 2 == 0 { 30 } else { 2 };
+        index.speculate(ENGINE, &chain(&REALM, &tokens).into(), (0, until));
+    }
+    for _ in 0..3 {
+        index.sweep(2, 500);
+    }
+    assert_eq!((index.dispatches(), index.entries()), (1000, 10_000));
+    for _ in 0..3 {
+        index.sweep(30, 500);
+    }
+    assert_eq!((index.dispatches(), index.entries()), (0, 0));
 }
 
 #[test]
@@ -218,7 +241,7 @@ fn room_is_made_by_guesses_before_storage_before_tails_before_heads() {
     });
     let tokens: Vec<u32> = (0..8).collect();
     index.store(ENGINE, &run(&[71, 72, 73], None, &tokens[..6]), 0);
-    index.speculate(OTHER, &chain(&REALM, &[90, 91]), (0, 50));
+    index.speculate(OTHER, &chain(&REALM, &[90, 91]).into(), (0, 50));
     index.store(ENGINE, &run(&[74], Some(73), &tokens[6..]), 0);
     assert_eq!(covered(&index, OTHER, &[90, 91]), 0, "the guess made room");
     assert_eq!(covered(&index, ENGINE, &tokens), 4);
@@ -394,7 +417,7 @@ proptest! {
                     index.remove(HolderId(holder), &[engine_hash(holder, own)], tier);
                 }
                 Op::Forget { holder } => index.forget(HolderId(holder)),
-                Op::Keep { prompt, blocks } => index.speculate(STORE, &chain(&REALM, &prompts[prompt])[..blocks], (now, now + 5)),
+                Op::Keep { prompt, blocks } => index.speculate(STORE, &chain(&REALM, &prompts[prompt])[..blocks].into(), (now, now + 5)),
             }
             index.sweep(now, 2);
             prop_assert!(index.entries() <= cap);

@@ -22,8 +22,18 @@ struct Fields {
     attention: Option<String>,
 }
 
-/// The attention of a cache group whose blocks stand for the whole prefix before them.
-const FULL_ATTENTION: &str = "full_attention";
+/// Kinds of cache groups whose blocks stand for the whole prefix before them.
+const WHOLE_PREFIX_KINDS: [&str; 3] = ["full_attention", "mla_attention", "sink_full_attention"];
+/// Other kinds that do not end in `attention`.
+const OTHER_KINDS: [&str; 5] = [
+    "sliding_window",
+    "sliding_window_mla",
+    "chunked_local",
+    "mamba",
+    "unknown",
+];
+/// Events of one batch; more is no engine's.
+const EVENTS_PER_BATCH_MAX: usize = 65_536;
 
 impl Fields {
     fn event(self) -> KvEvent {
@@ -42,8 +52,9 @@ impl Fields {
     /// Hybrid models announce the same tokens once per group; only one stands for the prefix.
     fn is_other_group(&self) -> bool {
         match &self.attention {
-            Some(attention) => attention != FULL_ATTENTION,
-            None => self.group.is_some_and(|group| group > 0),
+            Some(kind) if WHOLE_PREFIX_KINDS.contains(&kind.as_str()) => false,
+            Some(kind) if kind != "unknown" => true,
+            _ => self.group.is_some_and(|group| group > 0),
         }
     }
 
@@ -74,7 +85,8 @@ impl Fields {
             Err(odd) => return KvEvent::Odd(odd),
         };
         let cache_salt = self.salt();
-        let lora = self.lora_name.or(self.lora_id.map(|id| id.to_string()));
+        let lora_id = self.lora_id.filter(|id| *id > 0).map(|id| id.to_string());
+        let lora = self.lora_name.or(lora_id);
         let block_size = self.block_size.and_then(|n| u32::try_from(n).ok());
         let tokens = self.tokens.unwrap_or_default();
         let (Some(hashes), Some(block_size)) = (self.hashes, block_size) else {
@@ -186,7 +198,7 @@ impl Fields {
 }
 
 fn is_group_kind(text: &str) -> bool {
-    text.ends_with("attention") || matches!(text, "sliding_window" | "mamba" | "chunked_local")
+    text.ends_with("attention") || OTHER_KINDS.contains(&text)
 }
 
 fn next<'de, T: FromAny, A: SeqAccess<'de>>(seq: &mut A) -> Result<T, A::Error> {
@@ -221,11 +233,16 @@ struct Events(Option<Vec<KvEvent>>);
 
 impl FromAny for Events {
     fn from_seq<'de, A: SeqAccess<'de>>(mut seq: A) -> Result<Self, A::Error> {
+        let mut too_many = false;
         let mut events = Vec::new();
         while let Some(Any(AnyEvent(event))) = seq.next_element()? {
-            events.push(event.unwrap_or(KvEvent::Odd(Odd::Kind)));
+            if events.len() < EVENTS_PER_BATCH_MAX {
+                events.push(event.unwrap_or(KvEvent::Odd(Odd::Kind)));
+            } else {
+                too_many = true;
+            }
         }
-        Ok(Events(Some(events)))
+        Ok(Events((!too_many).then_some(events)))
     }
 }
 

@@ -216,6 +216,29 @@ fn groups_that_do_not_cover_the_prefix_are_left_out() {
         only(json!(["BlockRemoved", [5], "GPU", 2])),
         KvEvent::Odd(Odd::Group)
     );
+    let mla = json!([
+        "BlockStored",
+        [11],
+        null,
+        [1, 2],
+        2,
+        null,
+        "GPU",
+        null,
+        null,
+        0,
+        "mla_attention",
+        null
+    ]);
+    assert!(
+        matches!(only(mla), KvEvent::Stored(_)),
+        "models with latent attention cover the prefix too"
+    );
+    let many: Vec<Value> = vec![Value::Null; 70_000];
+    assert!(
+        from_msgpack(&pack(&json!([1.0, many]))).is_err(),
+        "no engine sends so many events at once"
+    );
     let full = json!({"type": "BlockRemoved", "block_hashes": [5], "group_idx": 1, "kv_cache_spec_kind": "full_attention"});
     assert!(matches!(only(full), KvEvent::Removed { .. }));
 }

@@ -158,12 +158,10 @@ impl KvIndexSettings {
             let earlier = &self.event_sources[..i];
             if earlier
                 .iter()
-                .any(|e| e.endpoint == source.endpoint && e.backend_name == source.backend_name)
+                .any(|e| e.backend_name == source.backend_name)
             {
-                faults.push(Fault::new(
-                    path("endpoint"),
-                    "is listed twice for the same backend",
-                ));
+                let message = "has a source already; several data-parallel ranks of one backend are not supported yet";
+                faults.push(Fault::new(path("backend_name"), message));
             }
         }
         if self.enabled && self.shared && !redis {

@@ -150,7 +150,7 @@ async fn drop_at_every_wait(running: &Running, body: &str) {
     }
     assert_eq!(completed, 5, "no request completed");
     assert!(
-        in_handler >= 3 && in_body >= 2,
+        in_handler >= 3 && in_body >= 1,
         "{in_handler} in the handler, {in_body} in the body"
     );
     let passages = running.gateway.directory.load();

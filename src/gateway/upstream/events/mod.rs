@@ -5,12 +5,14 @@ mod sse;
 mod websocket;
 mod zeromq;
 
-use super::Client;
+use super::{Client, bearer};
 use crate::settings::EventSource;
-use actors::backend::BackendUrl;
+use actors::backend::{BackendSpec, BackendUrl};
 use actors::kv_subscriber::{EventConnection, EventTransport, Frame};
 use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
+use hyper::header::HeaderValue;
+use routing::event_stream::Recovery;
 use std::rc::Rc;
 use std::time::Duration;
 use wire::kv_events::{Batch, Undecodable};
@@ -23,12 +25,20 @@ const FRAME_BYTES_MAX: usize = 32 << 20;
 type Connecting = LocalBoxFuture<'static, Result<Box<dyn EventConnection>, String>>;
 
 /// The transport of an event source.
-pub fn transport(source: &EventSource, client: &Client) -> Rc<dyn EventTransport> {
+pub fn transport(
+    source: &EventSource,
+    client: &Client,
+    backend: &BackendSpec,
+) -> Rc<dyn EventTransport> {
     let endpoint = source.endpoint.clone();
     if endpoint.starts_with("tcp://") {
         return Rc::new(zeromq::ZeroMq::new(source));
     }
+    // the backend's key, for its own endpoint and no other
+    let rest = endpoint.split_once("://").map_or("", |(_, rest)| rest);
+    let own = split(rest).is_ok_and(|(url, _)| url.authority() == backend.url.authority());
     Rc::new(Http {
+        key: bearer(backend).filter(|_| own),
         endpoint,
         client: client.clone(),
     })
@@ -38,37 +48,43 @@ pub fn transport(source: &EventSource, client: &Client) -> Rc<dyn EventTransport
 struct Http {
     endpoint: String,
     client: Client,
+    key: Option<HeaderValue>,
 }
 
 impl EventTransport for Http {
     fn connect(&self) -> Connecting {
         let (endpoint, client) = (self.endpoint.clone(), self.client.clone());
+        let key = self.key.clone();
         async move {
-            let connecting = connect_http(&endpoint, client);
+            let connecting = connect_http(&endpoint, client, key);
             let connected = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await;
             connected.unwrap_or_else(|_| Err(format!("{endpoint} did not answer in time")))
         }
         .boxed_local()
     }
 
-    /// Every connection begins with all that the engine keeps: there is nothing to ask for.
-    fn can_replay(&self) -> bool {
-        false
+    /// Every connection begins with all that the engine keeps.
+    fn recovery(&self) -> Recovery {
+        Recovery::Reconnect
     }
 }
 
-async fn connect_http(endpoint: &str, client: Client) -> Result<Box<dyn EventConnection>, String> {
+async fn connect_http(
+    endpoint: &str,
+    client: Client,
+    key: Option<HeaderValue>,
+) -> Result<Box<dyn EventConnection>, String> {
     let (scheme, rest) = endpoint
         .split_once("://")
         .ok_or("the endpoint has no scheme")?;
     if matches!(scheme, "https" | "wss") {
         return Err(format!("{scheme}:// is not supported yet"));
     }
-    match websocket::connect(&format!("ws://{rest}")).await {
+    match websocket::connect(&format!("ws://{rest}"), key.as_ref()).await {
         Ok(connection) => Ok(Box::new(connection)),
         Err(reason) if scheme == "ws" => Err(reason),
         Err(_) => {
-            let connection = sse::connect(&format!("http://{rest}"), client).await?;
+            let connection = sse::connect(&format!("http://{rest}"), client, key).await?;
             Ok(Box::new(connection))
         }
     }

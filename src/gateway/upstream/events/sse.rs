@@ -6,7 +6,7 @@ use actors::backend::ConnectionCounts;
 use actors::kv_subscriber::{EventConnection, Frame};
 use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
-use hyper::header::{ACCEPT, HeaderMap, HeaderValue};
+use hyper::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderValue};
 use std::collections::VecDeque;
 use wire::kv_events::from_json;
 use wire::sse::{Event, EventScanner, data_of};
@@ -17,10 +17,17 @@ pub struct Sse {
     read: VecDeque<Frame>,
 }
 
-pub async fn connect(endpoint: &str, client: Client) -> Result<Sse, String> {
+pub async fn connect(
+    endpoint: &str,
+    client: Client,
+    key: Option<HeaderValue>,
+) -> Result<Sse, String> {
     let (url, path) = split(endpoint)?;
     let mut headers = HeaderMap::new();
     headers.insert(ACCEPT, HeaderValue::from_static("text/event-stream"));
+    if let Some(key) = key {
+        headers.insert(AUTHORIZATION, key);
+    }
     let counts = ConnectionCounts::default();
     let sent = client
         .send(&url, &Outgoing::get(path, headers), &counts)

@@ -4,19 +4,26 @@ use super::{FRAME_BYTES_MAX, numbered};
 use actors::kv_subscriber::{EventConnection, Frame};
 use futures_util::future::LocalBoxFuture;
 use futures_util::{FutureExt, StreamExt};
+use hyper::header::{AUTHORIZATION, HeaderValue};
 use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async_with_config};
 use wire::kv_events::from_json;
 
 pub struct WebSocket(WebSocketStream<MaybeTlsStream<TcpStream>>);
 
-pub async fn connect(endpoint: &str) -> Result<WebSocket, String> {
+pub async fn connect(endpoint: &str, key: Option<&HeaderValue>) -> Result<WebSocket, String> {
     let config = WebSocketConfig::default()
         .max_message_size(Some(FRAME_BYTES_MAX))
         .max_frame_size(Some(FRAME_BYTES_MAX));
-    let connected = connect_async_with_config(endpoint, Some(config), true).await;
+    let request = endpoint.into_client_request();
+    let mut request = request.map_err(|error| format!("{endpoint}: {error}"))?;
+    if let Some(key) = key {
+        request.headers_mut().insert(AUTHORIZATION, key.clone());
+    }
+    let connected = connect_async_with_config(request, Some(config), true).await;
     let (stream, _) = connected.map_err(|error| format!("{endpoint}: {error}"))?;
     Ok(WebSocket(stream))
 }

@@ -10,6 +10,7 @@ use actors::kv_subscriber::{EventConnection, EventTransport, Frame};
 use bytes::Bytes;
 use futures_util::future::LocalBoxFuture;
 use futures_util::{FutureExt, StreamExt};
+use routing::event_stream::Recovery;
 use wire::kv_events::from_msgpack;
 use zeromq::{DealerSocket, Socket, SocketEvent, SocketRecv, SocketSend, SubSocket, ZmqMessage};
 
@@ -65,8 +66,11 @@ impl EventTransport for ZeroMq {
         .boxed_local()
     }
 
-    fn can_replay(&self) -> bool {
-        self.replay_endpoint.is_some()
+    fn recovery(&self) -> Recovery {
+        match self.replay_endpoint {
+            Some(_) => Recovery::Replay,
+            None => Recovery::None,
+        }
     }
 }
 
