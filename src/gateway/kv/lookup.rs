@@ -116,10 +116,8 @@ fn live_source(call: &Call, worker: &Worker, kv: &KvIndexHandle) -> Result<Live,
     let fed = members
         .filter(|(view, _)| view.can_serve())
         .filter_map(|(_, backend)| {
-            let source = kv
-                .sources
-                .iter()
-                .find(|source| source.backend == backend.spec.name)?;
+            let own = backend.spec.holders.first()?;
+            let source = kv.sources.iter().find(|source| source.holder == *own)?;
             let state = source.state.load();
             let size = state.block_size.filter(|_| state.connected)?;
             Some((size, backend.clone()))

@@ -223,13 +223,7 @@ async fn ask(client: &Client, engine: &Backend, question: String) -> Option<Arc<
     if !reply.status.is_success() {
         return None;
     }
-    let mut body = Vec::new();
-    while let Some(chunk) = reply.body.chunk().await {
-        body.extend_from_slice(&chunk.ok()?);
-        if body.len() > ANSWER_BYTES_MAX {
-            return None;
-        }
-    }
+    let body = reply.body.whole(ANSWER_BYTES_MAX).await.ok()?;
     let answer: Answer = serde_json::from_slice(&body).ok()?;
     Some(answer.tokens.into())
 }

@@ -218,6 +218,15 @@ pub struct Reply {
     pub body: ReplyBody,
 }
 
+/// Why an answer that was to be read whole was not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotWhole {
+    /// The connection broke.
+    BrokeOff,
+    /// It is longer than the limit.
+    TooLong,
+}
+
 /// An answer's body. Dropped before its end, it closes the connection.
 pub struct ReplyBody {
     incoming: Incoming,
@@ -249,6 +258,18 @@ impl ReplyBody {
     /// The next chunk.
     pub async fn chunk(&mut self) -> Option<hyper::Result<Bytes>> {
         std::future::poll_fn(|cx| self.poll_chunk(cx)).await
+    }
+
+    /// All that is left of a short answer: no more than `limit` bytes of it are kept.
+    pub async fn whole(&mut self, limit: usize) -> Result<Vec<u8>, NotWhole> {
+        let mut whole = Vec::new();
+        while let Some(chunk) = self.chunk().await {
+            whole.extend_from_slice(&chunk.map_err(|_| NotWhole::BrokeOff)?);
+            if whole.len() > limit {
+                return Err(NotWhole::TooLong);
+            }
+        }
+        Ok(whole)
     }
 
     /// The announced length in bytes; none when it is chunked or ends with the connection.

@@ -9,5 +9,5 @@ mod connection;
 pub mod events;
 mod prober;
 
-pub use client::{Client, ClientSettings, Outgoing, Reply, ReplyBody, SendError};
+pub use client::{Client, ClientSettings, NotWhole, Outgoing, Reply, ReplyBody, SendError};
 pub use prober::{HttpProber, bearer};

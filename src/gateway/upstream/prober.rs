@@ -1,6 +1,6 @@
 //! Asks backends how they are, over the same URLs and headers as requests.
 
-use super::{Client, ClientSettings, Outgoing, SendError};
+use super::{Client, ClientSettings, NotWhole, Outgoing, SendError};
 use actors::backend::{BackendSpec, ConnectionCounts};
 use actors::health_checker::Prober;
 use futures_util::FutureExt;
@@ -89,16 +89,11 @@ impl Prober for HttpProber {
             if !reply.status.is_success() {
                 return Err(format!("/v1/models answered {}", reply.status));
             }
-            let mut body = Vec::new();
-            while let Some(chunk) = reply.body.chunk().await {
-                let chunk = chunk.map_err(|_| "/v1/models broke off".to_owned())?;
-                body.extend_from_slice(&chunk);
-                if body.len() > MODELS_BYTES_MAX {
-                    return Err(format!(
-                        "/v1/models is longer than {MODELS_BYTES_MAX} bytes"
-                    ));
-                }
-            }
+            let body = reply.body.whole(MODELS_BYTES_MAX).await;
+            let body = body.map_err(|why| match why {
+                NotWhole::BrokeOff => "/v1/models broke off".to_owned(),
+                NotWhole::TooLong => format!("/v1/models is longer than {MODELS_BYTES_MAX} bytes"),
+            })?;
             let list: ModelList = serde_json::from_slice(&body)
                 .map_err(|_| "/v1/models is not a list of models".to_owned())?;
             Ok(list.data.into_iter().map(|card| card.id.into()).collect())

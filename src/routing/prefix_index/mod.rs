@@ -270,30 +270,30 @@ impl PrefixIndex {
     /// The request that was sent failed, or was cancelled before its first byte.
     pub fn withdraw(&mut self, holder: HolderId, chain: &[BlockHash], now: Seconds) {
         for own in chain {
-            let Some(speculation) = self.speculations.get_mut(&(holder, *own)) else {
-                continue;
-            };
-            speculation.pending = speculation.pending.saturating_sub(1);
-            if speculation.pending == 0 && (!speculation.proven || speculation.until <= now) {
-                self.speculations.remove(&(holder, *own));
-                self.blocks.take(*own, holder, Tier::Speculative);
-            }
+            self.request_ended((holder, *own), false, now);
         }
     }
 
     /// The request that was sent had its first byte: the holder has computed and used its blocks.
     pub fn served(&mut self, holder: HolderId, chain: &[BlockHash], now: Seconds) {
         for own in chain {
-            if let Some(speculation) = self.speculations.get_mut(&(holder, *own)) {
-                speculation.pending = speculation.pending.saturating_sub(1);
-                speculation.proven = true;
-                if speculation.pending == 0 && speculation.until <= now {
-                    self.speculations.remove(&(holder, *own));
-                    self.blocks.take(*own, holder, Tier::Speculative);
-                }
-            }
+            self.request_ended((holder, *own), true, now);
         }
         self.refresh(holder, chain, now);
+    }
+
+    /// One of a speculation's requests is no longer under way. The last one ends it, unless one
+    /// was served and its time is not over.
+    fn request_ended(&mut self, key: (HolderId, BlockHash), served: bool, now: Seconds) {
+        let Some(speculation) = self.speculations.get_mut(&key) else {
+            return;
+        };
+        speculation.pending = speculation.pending.saturating_sub(1);
+        speculation.proven |= served;
+        if speculation.pending == 0 && (!speculation.proven || speculation.until <= now) {
+            self.speculations.remove(&key);
+            self.blocks.take(key.1, key.0, Tier::Speculative);
+        }
     }
 
     /// A holder used these blocks: none of them expires soon.
