@@ -70,7 +70,7 @@ pub struct LiveAt<'a> {
 
 impl Live for LiveAt<'_> {
     fn load(&self, slot: Slot) -> Load {
-        self.snapshot.entries[slot.0].backend.live.load(self.now)
+        self.snapshot.entries[slot.0].backend.load(self.now)
     }
 
     fn probe_free(&self, slot: Slot) -> bool {

@@ -57,12 +57,12 @@ pub struct ApplyEvents {
     pub permit: Option<Permit>,
 }
 
-/// Asks who has how much of a prompt.
+/// Asks who has how much of a prompt: one answer for each way in which it was cut into blocks.
 #[derive(Debug, Clone, Message)]
-#[rtype(result = "Vec<Run>")]
+#[rtype(result = "Vec<Vec<Run>>")]
 pub struct FindOverlap {
     /// The prompt's blocks.
-    pub chain: Arc<[BlockHash]>,
+    pub chains: Vec<Arc<[BlockHash]>>,
 }
 
 /// A prompt was sent to a holder; until `hold` has passed it counts as held there.
@@ -84,6 +84,9 @@ pub enum Fate {
     Withdrawn,
     /// It was served: what it used is in use.
     Served,
+    /// It was served where nothing is announced: its blocks are believed to be there until they
+    /// expire.
+    Believed,
 }
 
 /// A dispatch that was announced with [`Dispatched`] has ended.
@@ -322,10 +325,11 @@ impl Handler<ApplyEvents> for IndexShard {
 }
 
 impl Handler<FindOverlap> for IndexShard {
-    type Result = Vec<Run>;
+    type Result = Vec<Vec<Run>>;
 
-    fn handle(&mut self, find: FindOverlap, _: &mut Self::Context) -> Vec<Run> {
-        self.index.find_overlap(&find.chain)
+    fn handle(&mut self, find: FindOverlap, _: &mut Self::Context) -> Self::Result {
+        let chains = find.chains.iter();
+        chains.map(|chain| self.index.find_overlap(chain)).collect()
     }
 }
 
@@ -348,6 +352,11 @@ impl Handler<DispatchEnded> for IndexShard {
         match ended.fate {
             Fate::Withdrawn => self.index.withdraw(ended.holder, &ended.chain, now),
             Fate::Served => self.index.served(ended.holder, &ended.chain, now),
+            Fate::Believed => {
+                self.index
+                    .put_stored(ended.holder, &ended.chain, Tier::Assumed, now);
+                self.index.served(ended.holder, &ended.chain, now);
+            }
         }
     }
 }

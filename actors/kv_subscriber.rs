@@ -1,6 +1,7 @@
 //! One engine's event stream: connects, keeps the frames in order, asks for what was missed, and
 //! hands changes to the engine's shard. An unreachable engine is a normal state.
 
+use crate::backend::Standing;
 use crate::index_shard::{ApplyEvents, OPS_PER_MESSAGE_MAX, Op};
 use crate::support::bounded::Permits;
 use crate::support::published::Published;
@@ -9,6 +10,7 @@ use actix::{Actor, ActorContext, AsyncContext, Context, Handler, Message, Recipi
 use futures_util::future::LocalBoxFuture;
 use routing::event_stream::{Action, EventStream, Recovery, Tally};
 use routing::prefix_index::HolderId;
+use routing::view::Memory;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -52,6 +54,8 @@ pub trait EventTransport {
 
 /// Adapters that are told apart, per engine.
 const ADAPTERS_MAX: usize = 256;
+/// Data-parallel ranks that are told apart, per stream.
+pub const RANKS_MAX: usize = 256;
 
 /// Counts forgettings over all subscribers, so that a fresh subscriber of a source never begins
 /// below the one before it.
@@ -72,6 +76,10 @@ pub struct StreamState {
     pub adapters: Arc<[Arc<str>]>,
     /// Connections so far.
     pub connections: u64,
+    /// How often what the engine announced was made void, to be learned anew.
+    pub resyncs: u64,
+    /// Data-parallel ranks that frames named.
+    pub ranks: Arc<[u32]>,
     /// Frames that could not be read.
     pub undecodable: u64,
     /// What the ordering saw.
@@ -82,8 +90,8 @@ pub struct StreamState {
 #[derive(Debug, Clone, Copy, Message)]
 #[rtype(result = "()")]
 pub struct SubscriberExited {
-    /// Whose events it read.
-    pub source: HolderId,
+    /// Its place among the sources.
+    pub source: usize,
 }
 
 /// See the module. Holds one future, which does the waiting.
@@ -131,8 +139,12 @@ crate::support::fault::panics_on_request!(KvSubscriber);
 pub struct Subscription {
     /// For logs.
     pub backend: Arc<str>,
-    /// Whose blocks these are.
-    pub source: HolderId,
+    /// The engine's memory, by data-parallel rank; never empty.
+    pub memories: Arc<[Memory]>,
+    /// The rank whose stream this is, where each rank has its own.
+    pub rank: Option<u32>,
+    /// What is believed of the backend.
+    pub standing: Arc<Standing>,
     /// Before the first reconnect; doubles up to a minute.
     pub reconnect: Duration,
     /// How to connect.
@@ -150,7 +162,11 @@ struct Session {
     stream: EventStream<Batch>,
     before: Tally,
     epoch: u64,
+    /// Changes that wait, all of one memory.
     ops: Vec<Op>,
+    holder: HolderId,
+    /// The memories that this stream may have told of.
+    told_of: Vec<HolderId>,
     state: StreamState,
 }
 
@@ -164,6 +180,8 @@ impl Subscription {
             before: state.tally,
             epoch: 0,
             ops: Vec::new(),
+            holder: self.memory(None),
+            told_of: self.own_memories(),
             state,
         };
         let mut failures = 0u32;
@@ -196,6 +214,7 @@ impl Subscription {
         mut connection: Box<dyn EventConnection>,
         session: &mut Session,
     ) -> String {
+        let _open = self.standing.open_stream();
         session.state.connected = true;
         session.state.connections += 1;
         info!(backend = %self.backend, "KV event stream open");
@@ -238,11 +257,7 @@ impl Subscription {
     ) -> Result<(), String> {
         for action in actions {
             match action {
-                Action::Forget => {
-                    self.flush(session).await;
-                    session.epoch = EPOCHS.fetch_add(1, Ordering::Relaxed) + 1;
-                    session.ops.push(Op::Forget);
-                }
+                Action::Forget => self.forget(session).await,
                 Action::Reconnect => return Err("frames were missed".into()),
                 Action::Replay(from) => {
                     // without a replay the live frames are still worth something
@@ -257,6 +272,8 @@ impl Subscription {
                 }
                 Action::Apply(batch) => {
                     session.note(&batch);
+                    self.note(&batch, session);
+                    self.turn_to(self.memory(batch.rank), session).await;
                     for event in batch.events {
                         session.ops.push(Op::Event(event));
                         if session.ops.len() >= OPS_PER_MESSAGE_MAX {
@@ -273,6 +290,63 @@ impl Subscription {
         Ok(())
     }
 
+    /// The memory that a frame tells of: of the rank that it names, else of the stream's own.
+    fn memory(&self, named: Option<u32>) -> HolderId {
+        let of = |rank: Option<u32>| {
+            let mut memories = self.memories.iter();
+            memories.find(|memory| rank.is_some() && memory.rank == rank)
+        };
+        let memory = of(named).or_else(|| of(self.rank));
+        let memory = memory.or(self.memories.first());
+        memory.expect("a backend has a memory").holder
+    }
+
+    /// The memories that nobody but this stream tells of.
+    fn own_memories(&self) -> Vec<HolderId> {
+        let memories = self.memories.iter();
+        let own = memories.filter(|memory| self.rank.is_none() || memory.rank == self.rank);
+        own.map(|memory| memory.holder).collect()
+    }
+
+    /// What this stream has told so far is void.
+    async fn forget(&self, session: &mut Session) {
+        self.flush(session).await;
+        session.epoch = EPOCHS.fetch_add(1, Ordering::Relaxed) + 1;
+        session.state.resyncs += 1;
+        for holder in session.told_of.clone() {
+            self.turn_to(holder, session).await;
+            session.ops.push(Op::Forget);
+        }
+    }
+
+    /// What comes next is of this memory.
+    async fn turn_to(&self, holder: HolderId, session: &mut Session) {
+        if session.holder != holder {
+            self.flush(session).await;
+            session.holder = holder;
+            if !session.told_of.contains(&holder) {
+                session.told_of.push(holder);
+            }
+        }
+    }
+
+    fn note(&self, batch: &Batch, session: &mut Session) {
+        if let Some(size) = session.state.block_size
+            && self.standing.block_size() != Some(size)
+        {
+            self.standing.saw_block_size(size);
+        }
+        let Some(rank) = batch.rank else { return };
+        let known = &session.state.ranks;
+        if known.contains(&rank) || known.len() >= RANKS_MAX {
+            return;
+        }
+        session.state.ranks = known.iter().copied().chain([rank]).collect();
+        if session.state.ranks.len() > 1 && self.memories.len() == 1 {
+            warn!(backend = %self.backend, ranks = ?session.state.ranks, "several data-parallel ranks share one event stream, set event_sources[].dp_size to tell them apart");
+        }
+    }
+
     /// Sends what has gathered. While the shard's permits are out, nothing more is read.
     async fn flush(&self, session: &mut Session) {
         if session.ops.is_empty() {
@@ -280,7 +354,7 @@ impl Subscription {
         }
         let permit = self.permits.acquire().await;
         self.shard.do_send(ApplyEvents {
-            source: self.source,
+            source: session.holder,
             epoch: session.epoch,
             ops: std::mem::take(&mut session.ops),
             permit: Some(permit),

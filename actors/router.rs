@@ -4,11 +4,14 @@
 use crate::backend::InFlight;
 use crate::directory::Directory;
 use crate::support::watch::Intensity;
-use actix::{Actor, Addr, Context, Handler, Message};
+use actix::{Actor, Addr, Context, Handler, Message, MessageResult};
 use routing::choose::{Ask, ChoiceRules, NoBackend, Reason, choose};
+use routing::explain::{Explanation, explain};
 use routing::ids::{BackendId, PrefixKey, SessionKey};
-use routing::score::{PromptOverlap, overlap};
+use routing::knowledge::Mode;
+use routing::score::{Known, Reach, reach};
 use routing::strategy::{Chance, Rotation};
+use routing::view::Live;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,7 +25,7 @@ pub struct Route {
     /// The model, as backends name it.
     pub model: Arc<str>,
     /// What is known of the prompt's blocks, if anything.
-    pub overlap: Option<Arc<PromptOverlap>>,
+    pub known: Option<Arc<Known>>,
     /// Equal for requests that begin alike.
     pub prefix: Option<PrefixKey>,
     /// Equal for requests of one session.
@@ -37,8 +40,10 @@ pub struct Placement {
     pub in_flight: InFlight,
     /// Why this backend.
     pub reason: Reason,
-    /// Tokens of the prompt that it is known to have; none when nothing is known of the prompt.
-    pub cached_tokens: Option<u64>,
+    /// What the prompt finds there; none when nothing is known of the prompt.
+    pub reach: Option<Reach>,
+    /// Where the knowledge of its KV cache came from.
+    pub mode: Mode,
 }
 
 /// See the module.
@@ -61,6 +66,54 @@ impl Router {
     }
 }
 
+impl Route {
+    fn ask(&self) -> Ask<'_> {
+        Ask {
+            model: &self.model,
+            known: self.known.as_deref(),
+            prefix: self.prefix,
+            session: self.session,
+            role: None, // split serving is off: every worker serves whole requests
+            tried: &self.tried,
+        }
+    }
+}
+
+/// Asks where a request would go, and why; nothing is counted or taken.
+#[derive(Debug, Message)]
+#[rtype(result = "Explained")]
+pub struct Explain(pub Route);
+
+/// An [`Explanation`] with the names that its slots stand for.
+#[derive(Debug)]
+pub struct Explained {
+    /// What speaks for and against everybody.
+    pub explanation: Explanation,
+    /// The backends' names, by slot.
+    pub names: Vec<Arc<str>>,
+}
+
+impl Handler<Explain> for Router {
+    type Result = MessageResult<Explain>;
+
+    fn handle(&mut self, Explain(route): Explain, _: &mut Self::Context) -> Self::Result {
+        let snapshot = self.directory.load();
+        let live = snapshot.live(tokio::time::Instant::now().into_std());
+        let backends = snapshot.view.backends.iter();
+        MessageResult(Explained {
+            explanation: explain(
+                &self.rules,
+                &snapshot.view,
+                &live,
+                &route.ask(),
+                &self.rotation,
+                &self.chance,
+            ),
+            names: backends.map(|backend| backend.name.clone()).collect(),
+        })
+    }
+}
+
 impl Actor for Router {
     type Context = Context<Self>;
 }
@@ -71,14 +124,7 @@ impl Handler<Route> for Router {
     fn handle(&mut self, route: Route, _: &mut Self::Context) -> Self::Result {
         let snapshot = self.directory.load();
         let live = snapshot.live(tokio::time::Instant::now().into_std());
-        let ask = Ask {
-            model: &route.model,
-            overlap: route.overlap.as_deref(),
-            prefix: route.prefix,
-            session: route.session,
-            role: None, // split serving is off: every worker serves whole requests
-            tried: &route.tried,
-        };
+        let ask = route.ask();
         loop {
             let plan = choose(
                 &self.rules,
@@ -91,19 +137,19 @@ impl Handler<Route> for Router {
             // another worker thread may take the half-open probe first; then it is no longer
             // free, and the next round does not see it
             if let Some(mut in_flight) = snapshot.enter(plan.slot) {
-                let mut cached_tokens = None;
-                if let Some(prompt) = ask.overlap {
-                    let holders = &snapshot.view.backend(plan.slot).holders;
-                    let own = overlap(prompt, holders, &self.rules.weights);
-                    let uncached = prompt.uncached(&own);
-                    in_flight.queue_tokens(uncached);
-                    cached_tokens = Some(u64::from(prompt.tokens) - uncached);
+                let load = live.load(plan.slot);
+                let backend = snapshot.view.backend(plan.slot);
+                let weights = &self.rules.weights;
+                let reach = ask.known.map(|known| reach(known, backend, &load, weights));
+                if let Some(reach) = &reach {
+                    in_flight.queue_tokens(reach.uncached);
                 }
                 let reason = plan.reason;
                 return Ok(Placement {
                     in_flight,
                     reason,
-                    cached_tokens,
+                    reach,
+                    mode: load.mode,
                 });
             }
         }

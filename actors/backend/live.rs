@@ -100,7 +100,7 @@ impl LiveNumbers {
         at.saturating_duration_since(self.born).as_millis() as u64
     }
 
-    /// What a decision at `at` reads.
+    /// The numbers at `at`; what is known of the KV cache stands elsewhere.
     pub fn load(&self, at: Instant) -> Load {
         let age = self.age_ms(at);
         let ttft = self.ttft_us.load(Relaxed);
@@ -112,6 +112,7 @@ impl LiveNumbers {
             queued_tokens: self.queued_tokens.load(Relaxed),
             success: Some(f64::from(self.success.load(Relaxed)) / f64::from(SUCCESS_ONE)),
             resting: age < self.resting_until_ms.load(Relaxed),
+            ..Load::default()
         }
     }
 

@@ -2,17 +2,19 @@
 //! guards count up and down.
 
 mod in_flight;
+mod kv_seat;
 mod live;
 mod url;
 
 pub use in_flight::{BreakerLink, InFlight, Outcome, ProbeTicket};
+pub use kv_seat::{KvSeat, OpenStream, Standing};
 pub use live::{ConnectionCounts, Counters, LiveNumbers};
 pub use url::{BackendUrl, UrlFault};
 
 use routing::ids::BackendId;
-use routing::prefix_index::HolderId;
-use routing::view::Role;
+use routing::view::{Load, Role};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// What the settings say of a backend.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,8 +29,8 @@ pub struct BackendSpec {
     pub weight: u32,
     /// The models it serves; empty: ask its `/v1/models`.
     pub models: Vec<Arc<str>>,
-    /// Where it finds KV blocks: its own memory first, then the storage namespaces that it reads.
-    pub holders: Arc<[HolderId]>,
+    /// Its place in the KV index.
+    pub kv: KvSeat,
     /// Sent as `Authorization: Bearer …` to this backend only; never printed.
     pub api_key: Option<Secret>,
 }
@@ -61,6 +63,15 @@ impl Backend {
             id,
             spec,
             live: LiveNumbers::default(),
+        }
+    }
+
+    /// What a decision at `at` reads.
+    pub fn load(&self, at: Instant) -> Load {
+        Load {
+            mode: self.spec.kv.standing.mode().0,
+            block_size: self.spec.kv.standing.block_size(),
+            ..self.live.load(at)
         }
     }
 }

@@ -126,7 +126,8 @@ impl Member {
             health: self.health,
             passage: self.passage,
             draining: self.draining,
-            holders: self.backend.spec.holders.clone(),
+            memories: self.backend.spec.kv.memories.clone(),
+            reads: self.backend.spec.kv.reads.clone(),
         }
     }
 

@@ -20,6 +20,7 @@ use futures_util::future::LocalBoxFuture;
 use routing::block::{BlockHash, Realm, chain};
 use routing::event_stream::Recovery;
 use routing::prefix_index::{HolderId, Limits, Run, Tier};
+use routing::view::Memory;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -95,10 +96,11 @@ fn plain_shard() -> (Addr<IndexShard>, Published<ShardGauges>) {
 async fn find(shard: &Addr<IndexShard>, tokens: u32) -> Vec<Run> {
     shard
         .send(FindOverlap {
-            chain: blocks(&prompt(tokens)),
+            chains: vec![blocks(&prompt(tokens))],
         })
         .await
         .unwrap()
+        .remove(0)
 }
 
 async fn covered(shard: &Addr<IndexShard>, tokens: u32) -> u32 {
@@ -175,8 +177,15 @@ impl EventConnection for FakeConnection {
 impl FakeTransport {
     /// The engine makes a batch; it is sent unless it gets lost.
     fn make(&self, seq: u64, event: KvEvent, lost: bool) {
+        self.send_or_lose(seq, batch(vec![event]), lost);
+    }
+
+    fn send(&self, seq: u64, batch: Batch) {
+        self.send_or_lose(seq, batch, false);
+    }
+
+    fn send_or_lose(&self, seq: u64, batch: Batch, lost: bool) {
         let mut engine = self.0.borrow_mut();
-        let batch = batch(vec![event]);
         engine.kept.push_back((seq, batch.clone()));
         if !lost && let Some(live) = &engine.live {
             let _ = live.send(Ok(Frame::Live(seq, Ok(batch))));
@@ -192,7 +201,7 @@ impl FakeTransport {
     }
 }
 
-struct Parent(mpsc::UnboundedSender<HolderId>);
+struct Parent(mpsc::UnboundedSender<usize>);
 impl Actor for Parent {
     type Context = Context<Self>;
 }
@@ -210,12 +219,21 @@ struct Subscribed {
     state: Published<StreamState>,
     permits: Permits,
     subscriber: Addr<KvSubscriber>,
-    exits: mpsc::UnboundedReceiver<HolderId>,
+    exits: mpsc::UnboundedReceiver<usize>,
     subscription: Subscription,
     parent: Addr<Parent>,
 }
 
 fn subscribe() -> Subscribed {
+    subscribe_as(&[(None, ENGINE)], None)
+}
+
+/// A subscriber of an engine with these memories, on the stream of one rank or of all.
+fn subscribe_as(memories: &[(Option<u32>, HolderId)], rank: Option<u32>) -> Subscribed {
+    let memory = |(rank, holder): &(Option<u32>, HolderId)| Memory {
+        rank: *rank,
+        holder: *holder,
+    };
     let (shard, gauges) = plain_shard();
     let engine = FakeTransport::default();
     let (state, permits) = (
@@ -224,7 +242,9 @@ fn subscribe() -> Subscribed {
     );
     let subscription = Subscription {
         backend: "a".into(),
-        source: ENGINE,
+        memories: memories.iter().map(memory).collect(),
+        rank,
+        standing: Arc::default(),
         reconnect: Duration::from_secs(5),
         transport: Rc::new(engine.clone()),
         shard: shard.clone().recipient(),
@@ -233,10 +253,7 @@ fn subscribe() -> Subscribed {
     };
     let (sender, exits) = mpsc::unbounded_channel();
     let parent = Parent(sender).start();
-    let watch = Watch::new(
-        parent.clone().recipient(),
-        SubscriberExited { source: ENGINE },
-    );
+    let watch = Watch::new(parent.clone().recipient(), SubscriberExited { source: 0 });
     let subscriber = KvSubscriber::new(subscription.clone(), watch).start();
     Subscribed {
         engine,
@@ -357,14 +374,76 @@ async fn a_subscriber_that_panics_tells_its_parent_and_a_fresh_one_learns_everyt
     }
     s.until_covered(3).await;
     s.subscriber.do_send(Panic);
-    assert_eq!(s.exits.recv().await, Some(ENGINE));
-    let watch = Watch::new(
-        s.parent.clone().recipient(),
-        SubscriberExited { source: ENGINE },
-    );
+    assert_eq!(s.exits.recv().await, Some(0));
+    let watch = Watch::new(s.parent.clone().recipient(), SubscriberExited { source: 0 });
     let _fresh = KvSubscriber::new(s.subscription.clone(), watch).start();
     s.engine.make(3, stored(3), false);
     s.until_covered(4).await;
+}
+
+/// Who holds how many blocks of a prompt of `tokens` tokens.
+async fn coverage(shard: &Addr<IndexShard>, tokens: u32) -> Vec<(HolderId, u32)> {
+    let runs = find(shard, tokens).await;
+    let mut held: Vec<_> = runs.iter().map(|run| (run.holder, run.to)).collect();
+    held.sort_unstable();
+    held
+}
+
+async fn until_held(s: &Subscribed, expected: &[(HolderId, u32)]) {
+    for _ in 0..200_000 {
+        if coverage(&s.shard, 200).await == expected {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    panic!("never held so; state {:?}", s.state.load());
+}
+
+#[actix::test]
+async fn ranks_behind_one_stream_keep_apart_and_none_stands_for_an_unknown_one() {
+    tokio::time::pause();
+    let (first, unknown) = (ENGINE, READER); // what the shard of these tests knows
+    let s = subscribe_as(&[(None, unknown), (Some(0), first)], None);
+    let ranked = |rank, event| Batch {
+        rank,
+        ..batch(vec![event])
+    };
+    s.engine.send(0, ranked(Some(0), stored(0)));
+    s.engine.send(1, ranked(None, stored(0)));
+    s.engine.send(2, ranked(None, stored(1)));
+    until_held(&s, &[(first, 1), (unknown, 2)]).await;
+    s.engine.send(3, ranked(None, KvEvent::Cleared));
+    until_held(&s, &[(first, 1)]).await;
+    s.engine.restart();
+    s.engine.send(0, ranked(None, stored(0)));
+    until_held(&s, &[(unknown, 1)]).await;
+    assert_eq!(*s.state.load().ranks, [0]);
+}
+
+#[actix::test]
+async fn a_stream_of_one_rank_tells_of_that_rank_and_voids_no_other() {
+    tokio::time::pause();
+    let s = subscribe_as(
+        &[(None, STORE), (Some(0), ENGINE), (Some(1), READER)],
+        Some(1),
+    );
+    apply(&s.shard, ENGINE, 1, vec![Op::Event(stored(0))]).await;
+    let silent = Batch {
+        rank: None,
+        ..batch(vec![stored(0)])
+    };
+    s.engine.send(0, silent.clone());
+    s.engine.send(1, silent);
+    until_held(&s, &[(ENGINE, 1), (READER, 1)]).await;
+    s.engine.restart();
+    s.engine.send(
+        0,
+        Batch {
+            rank: Some(1),
+            ..batch(vec![KvEvent::Cleared])
+        },
+    );
+    until_held(&s, &[(ENGINE, 1)]).await;
 }
 
 #[actix::test]
@@ -540,7 +619,7 @@ async fn a_shard_that_panics_closes_its_address_and_asks_fail_at_once() {
     assert!(
         shard
             .send(FindOverlap {
-                chain: blocks(&prompt(4))
+                chains: vec![blocks(&prompt(4))]
             })
             .await
             .is_err()

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // all of this is a test
 
 use actix::Addr;
-use actors::backend::{BackendSpec, BackendUrl, Outcome};
+use actors::backend::{BackendSpec, BackendUrl, KvSeat, Outcome};
 use actors::cluster::{ChildKind, Cluster, ClusterSettings, PanicChild, SetDraining};
 use actors::directory::{Directory, Snapshot};
 use actors::health_checker::{HealthSettings, Prober};
@@ -64,7 +64,7 @@ fn spec(name: &str, models: &[&str]) -> BackendSpec {
         role: Role::Unified,
         weight: 1,
         models: models.iter().map(|m| Arc::from(*m)).collect(),
-        holders: Arc::from([]),
+        kv: KvSeat::default(),
         api_key: None,
     }
 }
@@ -146,7 +146,7 @@ impl Tree {
 async fn route(seed: &RouterSeed) -> Result<Placement, NoBackend> {
     let route = Route {
         model: "m".into(),
-        overlap: None,
+        known: None,
         prefix: None,
         session: None,
         tried: vec![],

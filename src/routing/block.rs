@@ -62,6 +62,29 @@ pub fn chain(realm: &Realm<'_>, tokens: &[u32]) -> Vec<BlockHash> {
         .collect()
 }
 
+/// Bytes of text in a block, where tokens are not known: prompts that begin alike for so long meet.
+pub const TEXT_BLOCK_BYTES: usize = 512;
+/// Tokens that such a block stands for: about four bytes make one.
+pub const TEXT_BLOCK_TOKENS: u32 = 128;
+
+/// The hashes of the full blocks of a prompt's text, in order. `head` is what stands before it in
+/// the engine's eyes, such as tools: other heads make other chains.
+pub fn text_chain(model: &str, head: &[&[u8]], text: &[u8]) -> Vec<BlockHash> {
+    let mut hash = Xxh3::new();
+    for part in [b"text".as_slice(), model.as_bytes()].iter().chain(head) {
+        hash.update(&(part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    let mut parent = hash.digest();
+    let blocks = text.chunks_exact(TEXT_BLOCK_BYTES);
+    blocks
+        .map(|block| {
+            parent = xxh3_64_with_seed(block, parent);
+            BlockHash(parent)
+        })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,6 +128,19 @@ mod tests {
         for (i, root) in roots.iter().enumerate() {
             assert!(!roots[..i].contains(root));
         }
+    }
+
+    #[test]
+    fn texts_that_begin_alike_share_blocks_unless_what_stands_before_differs() {
+        let long = "a".repeat(3 * TEXT_BLOCK_BYTES + 5);
+        let longer = format!("{long}b and more");
+        let of = |head: &[&[u8]], text: &str| text_chain("m", head, text.as_bytes());
+        assert_eq!(of(&[], &long).len(), 3);
+        assert_eq!(of(&[], &long), of(&[], &longer));
+        assert_ne!(of(&[b"tools"], &long)[0], of(&[], &long)[0]);
+        assert_ne!(of(&[b"ab", b"c"], &long)[0], of(&[b"a", b"bc"], &long)[0]);
+        assert_ne!(text_chain("n", &[], long.as_bytes())[0], of(&[], &long)[0]);
+        assert!(of(&[], "short").is_empty());
     }
 
     #[test]

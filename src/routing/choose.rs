@@ -5,11 +5,9 @@
 
 use crate::ids::{BackendId, PrefixKey, SessionKey, Slot};
 use crate::ring::load_bound;
-use crate::score::{
-    OVERLOAD_SLACK_TOKENS, Overlap, PromptOverlap, Weights, composite, load, overlap,
-};
+use crate::score::{Known, OVERLOAD_SLACK_TOKENS, Reach, Weights, composite, load, reach};
 use crate::strategy::{Candidate, Chance, Rotation, Strategy, pick};
-use crate::view::{BackendView, ClusterView, Live, Load, Passage, Pool, Role};
+use crate::view::{BackendView, ClusterView, Live, Passage, Pool, Role};
 use std::cmp::Ordering;
 
 /// The settings that a choice depends on.
@@ -31,7 +29,7 @@ pub struct Ask<'a> {
     /// The model, as backends name it.
     pub model: &'a str,
     /// What is known of the prompt's blocks, if anything.
-    pub overlap: Option<&'a PromptOverlap>,
+    pub known: Option<&'a Known>,
     /// Equal for requests that begin alike.
     pub prefix: Option<PrefixKey>,
     /// Equal for requests of one session.
@@ -132,8 +130,8 @@ pub fn choose(
     if candidates.is_empty() {
         return resting_probe.ok_or(NoBackend::NoneServing);
     }
-    if let Some(prompt) = ask.overlap
-        && let Some((slot, blocks)) = by_overlap(view, &candidates, prompt, (rules, chance))
+    if let Some(known) = ask.known
+        && let Some((slot, blocks)) = by_overlap(view, &candidates, known, (rules, chance))
     {
         let reason = Reason::KvIndex { blocks };
         return Ok(Plan { slot, reason });
@@ -164,65 +162,94 @@ pub fn choose(
     })
 }
 
-fn may_serve(backend: &BackendView, role: Option<Role>) -> bool {
+pub(crate) fn may_serve(backend: &BackendView, role: Option<Role>) -> bool {
     role.is_none_or(|r| r == backend.role) && backend.can_serve()
+}
+
+/// What a candidate is worth for a prompt, term by term.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Terms {
+    /// The candidate.
+    pub candidate: Candidate,
+    /// What the prompt finds there.
+    pub reach: Reach,
+    /// 1 when idle, towards 0 with requests and queued tokens.
+    pub idle: f64,
+    /// Its average success.
+    pub health: f64,
+    /// All of it by the weights of the settings.
+    pub score: f64,
+    /// Whether it has so much queued that its overlap does not make up for it.
+    pub overloaded: bool,
+}
+
+/// Weighs all candidates for a prompt.
+pub fn weigh(
+    rules: &ChoiceRules,
+    view: &ClusterView,
+    candidates: &[Candidate],
+    known: &Known,
+) -> Vec<Terms> {
+    let terms = candidates.iter().map(|&candidate| {
+        let backend = view.backend(candidate.slot);
+        let at = candidate.load;
+        let reach = reach(known, backend, &at, &rules.weights);
+        let load = load(at.in_flight, at.queued_tokens, backend.weight);
+        let health = at.success.unwrap_or(1.0);
+        let score = composite(&rules.weights, reach.overlap.weighted, load, health);
+        Terms {
+            candidate,
+            reach,
+            idle: 1.0 - load,
+            health,
+            score,
+            overloaded: false,
+        }
+    });
+    let mut terms: Vec<Terms> = terms.collect();
+    let queued = |of: &Terms| of.candidate.load.queued_tokens;
+    let idlest = terms.iter().min_by_key(|of| queued(of)).copied();
+    if let Some(idlest) = idlest {
+        for of in &mut terms {
+            // how much less it has to compute than the least busy one
+            let saved = idlest.reach.uncached.saturating_sub(of.reach.uncached);
+            of.overloaded = queued(of) - queued(&idlest) > saved + OVERLOAD_SLACK_TOKENS;
+        }
+    }
+    terms
 }
 
 /// The candidate of the best score, when some candidate has enough of the prompt to matter.
 fn by_overlap(
     view: &ClusterView,
     candidates: &[Candidate],
-    prompt: &PromptOverlap,
+    known: &Known,
     (rules, chance): (&ChoiceRules, &mut Chance),
 ) -> Option<(Slot, u32)> {
-    let weights = &rules.weights;
-    let scored: Vec<(&Candidate, Overlap)> = candidates
-        .iter()
-        .map(|c| (c, overlap(prompt, &view.backend(c.slot).holders, weights)))
-        .collect();
-    let most = scored.iter().map(|(_, o)| o.raw).fold(0.0, f64::max);
-    if most <= 0.0 || most < weights.min_overlap {
+    let terms = weigh(rules, view, candidates, known);
+    let most = terms.iter().map(|of| of.reach.overlap.raw);
+    let most = most.fold(0.0, f64::max);
+    if most <= 0.0 || most < rules.weights.min_overlap {
         return None;
     }
-    let idlest = scored.iter().min_by_key(|(c, _)| c.load.queued_tokens)?;
-    let mut best: Option<(f64, Slot, u32)> = None;
+    let mut best: Option<&Terms> = None;
     let mut equals = 0;
-    for (candidate, own) in &scored {
-        // how much less it has to compute than the least busy one
-        let saved = prompt
-            .uncached(&idlest.1)
-            .saturating_sub(prompt.uncached(own));
-        let waits = candidate.load.queued_tokens - idlest.0.load.queued_tokens;
-        if waits > saved + OVERLOAD_SLACK_TOKENS {
-            continue;
-        }
-        let Load {
-            in_flight,
-            queued_tokens,
-            success,
-            ..
-        } = candidate.load;
-        let load = load(
-            in_flight,
-            queued_tokens,
-            view.backend(candidate.slot).weight,
-        );
-        let score = composite(weights, own.weighted, load, success.unwrap_or(1.0));
-        match best.map(|(most, ..)| score.total_cmp(&most)) {
+    for of in terms.iter().filter(|of| !of.overloaded) {
+        match best.map(|best| of.score.total_cmp(&best.score)) {
             None | Some(Ordering::Greater) => {
-                best = Some((score, candidate.slot, own.blocks));
+                best = Some(of);
                 equals = 1;
             }
             Some(Ordering::Equal) => {
                 equals += 1;
                 if chance.below(equals) == 0 {
-                    best = Some((score, candidate.slot, own.blocks));
+                    best = Some(of);
                 }
             }
             Some(Ordering::Less) => {}
         }
     }
-    best.map(|(_, slot, blocks)| (slot, blocks))
+    best.map(|best| (best.candidate.slot, best.reach.overlap.blocks))
 }
 
 /// The first candidate clockwise from the key that has not more than its share.

@@ -1,6 +1,8 @@
 //! What a backend is worth for a prompt: how much of it it has, how busy and how sound it is.
 
+use crate::knowledge::Mode;
 use crate::prefix_index::{HolderId, Run, Tier};
+use crate::view::{BackendView, Load, Memory};
 
 /// `kv_cache_index.scoring` of the settings; all from 0 to 1.
 #[derive(Debug, Clone, Copy)]
@@ -22,6 +24,15 @@ pub struct Weights {
 }
 
 impl Weights {
+    /// Every copy counts alike: of what was guessed, the place is not known.
+    fn flat(self) -> Self {
+        Weights {
+            cpu: self.gpu,
+            storage: self.gpu,
+            ..self
+        }
+    }
+
     fn of(&self, tier: Tier) -> f64 {
         match tier {
             Tier::Gpu | Tier::Speculative => self.gpu,
@@ -31,17 +42,57 @@ impl Weights {
     }
 }
 
-/// What is known of a prompt's blocks.
+/// What a prompt was cut into blocks by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Basis {
+    /// Its tokens: what engines announce.
+    #[default]
+    Tokens,
+    /// Its text: what was sent to backends whose cache is guessed.
+    Text,
+}
+
+/// What is known of a prompt's blocks, cut in one way.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PromptOverlap {
+    /// In which.
+    pub basis: Basis,
     /// Who has which of them.
     pub runs: Vec<Run>,
     /// Full blocks of the prompt; at least 1.
     pub blocks: u32,
-    /// Tokens of the prompt.
+    /// Tokens of the prompt; estimated when cut by text.
     pub tokens: u32,
-    /// Tokens per block.
+    /// Tokens per block; estimated when cut by text.
     pub block_size: u32,
+}
+
+/// All that is known of one prompt: by the tokens of each block size that its engines have, and by
+/// its text.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Known(pub Vec<PromptOverlap>);
+
+impl Known {
+    /// What counts for a backend in this mode: of tokens, those of its own block size; where there
+    /// are none for this prompt, its text.
+    pub fn for_backend(&self, load: &Load) -> Option<&PromptOverlap> {
+        let by_tokens = || {
+            let of_size = |p: &&PromptOverlap| load.block_size.is_none_or(|s| s == p.block_size);
+            let mut tokens = self.0.iter().filter(|p| p.basis == Basis::Tokens);
+            tokens.find(of_size)
+        };
+        let by_text = || self.0.iter().find(|p| p.basis == Basis::Text);
+        match load.mode {
+            Mode::Exact => by_tokens().or_else(by_text),
+            Mode::Approximate => by_text(),
+            Mode::Blind => None,
+        }
+    }
+
+    /// Tokens of the prompt, as well as is known.
+    pub fn tokens(&self) -> u64 {
+        self.0.first().map_or(0, |prompt| u64::from(prompt.tokens))
+    }
 }
 
 /// How much of a prompt one backend can reach, from its beginning on without a hole.
@@ -53,20 +104,77 @@ pub struct Overlap {
     pub weighted: f64,
     /// Share of the prompt's blocks.
     pub raw: f64,
+    /// Whether some of them only count because a request for them was just sent there.
+    pub speculative: bool,
+}
+
+/// What a prompt finds at one backend.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Reach {
+    /// At the rank that has the most of it.
+    pub overlap: Overlap,
+    /// Blocks of the prompt; 0 when nothing is known of it here.
+    pub of_blocks: u32,
+    /// How these were cut.
+    pub basis: Basis,
+    /// Tokens of the prompt; estimated when cut by text.
+    pub tokens: u64,
+    /// Those of them that still have to be computed.
+    pub uncached: u64,
+    /// The memory that has the most of it; the one of unknown rank when none has any.
+    pub memory: Option<Memory>,
+}
+
+/// What a prompt finds at a backend: its best data-parallel rank, joined with the storage that it
+/// reads.
+pub fn reach(known: &Known, backend: &BackendView, load: &Load, weights: &Weights) -> Reach {
+    let nothing = Reach {
+        tokens: known.tokens(),
+        uncached: known.tokens(),
+        memory: backend.memories.first().copied(),
+        ..Reach::default()
+    };
+    let Some(prompt) = known.for_backend(load) else {
+        return nothing;
+    };
+    let weights = match prompt.basis {
+        Basis::Tokens => *weights,
+        Basis::Text => weights.flat(),
+    };
+    let best = backend.memories.iter().map(|memory| {
+        let holders = [memory.holder];
+        let holders = || holders.iter().chain(backend.reads.iter());
+        (overlap(prompt, holders, &weights), *memory)
+    });
+    // the first of equals: unknown rank
+    let best = best.reduce(|a, b| if b.0.weighted > a.0.weighted { b } else { a });
+    let Some((overlap, memory)) = best else {
+        return nothing;
+    };
+    Reach {
+        overlap,
+        of_blocks: prompt.blocks,
+        basis: prompt.basis,
+        tokens: u64::from(prompt.tokens),
+        uncached: prompt.uncached(&overlap),
+        memory: Some(memory),
+    }
 }
 
 /// Joins what a backend's own memory and the storage that it reads have of a prompt.
-pub fn overlap(prompt: &PromptOverlap, holders: &[HolderId], weights: &Weights) -> Overlap {
-    let mine = |run: &&Run| holders.contains(&run.holder);
-    let (mut at, mut sum) = (0u32, 0.0);
+pub fn overlap<'a, I: Iterator<Item = &'a HolderId>>(
+    prompt: &PromptOverlap,
+    holders: impl Fn() -> I,
+    weights: &Weights,
+) -> Overlap {
+    let mine = |run: &&Run| holders().any(|holder| *holder == run.holder);
+    let (mut at, mut sum, mut speculative) = (0u32, 0.0, false);
     loop {
         let here = |run: &&Run| run.from <= at && at < run.to;
-        let best = prompt
-            .runs
-            .iter()
-            .filter(mine)
-            .filter(here)
-            .max_by(|a, b| weights.of(a.tier).total_cmp(&weights.of(b.tier)));
+        let best = prompt.runs.iter().filter(mine).filter(here).max_by(|a, b| {
+            let by_weight = weights.of(a.tier).total_cmp(&weights.of(b.tier));
+            by_weight.then(a.tier.cmp(&b.tier))
+        });
         let Some(best) = best else { break };
         let weight = weights.of(best.tier);
         // up to its end, or to where something better begins
@@ -78,6 +186,7 @@ pub fn overlap(prompt: &PromptOverlap, holders: &[HolderId], weights: &Weights) 
             .unwrap_or(best.to)
             .min(best.to);
         sum += weight * f64::from(end - at);
+        speculative |= best.tier == Tier::Speculative;
         at = end;
     }
     let all = f64::from(prompt.blocks.max(1));
@@ -85,6 +194,7 @@ pub fn overlap(prompt: &PromptOverlap, holders: &[HolderId], weights: &Weights) 
         blocks: at,
         weighted: sum / all,
         raw: f64::from(at) / all,
+        speculative,
     }
 }
 
@@ -142,6 +252,7 @@ mod tests {
 
     fn prompt(runs: Vec<Run>) -> PromptOverlap {
         PromptOverlap {
+            basis: Basis::Tokens,
             runs,
             blocks: 10,
             tokens: 165,
@@ -158,17 +269,17 @@ mod tests {
             run(1, Tier::Gpu, 7, 8),
             run(2, Tier::Gpu, 8, 10),
         ]);
-        let both = overlap(&runs, &[HolderId(1), HolderId(100)], &WEIGHTS);
+        let both = overlap(&runs, || [HolderId(1), HolderId(100)].iter(), &WEIGHTS);
         assert_eq!(both.blocks, 8);
         assert!(
             (both.weighted - (4.0 + 0.8 + 2.0 * 0.6 + 1.0) / 10.0).abs() < 1e-9,
             "{both:?}"
         );
         assert!((both.raw - 0.8).abs() < 1e-9);
-        let alone = overlap(&runs, &[HolderId(1)], &WEIGHTS);
+        let alone = overlap(&runs, || [HolderId(1)].iter(), &WEIGHTS);
         assert_eq!(alone.blocks, 5, "the hole ends it");
         assert_eq!(
-            overlap(&runs, &[HolderId(2)], &WEIGHTS).blocks,
+            overlap(&runs, || [HolderId(2)].iter(), &WEIGHTS).blocks,
             0,
             "the beginning is missing"
         );
@@ -200,7 +311,7 @@ mod tests {
                 expected += best / 10.0;
                 blocks += 1;
             }
-            let found = overlap(&prompt, &holders, &WEIGHTS);
+            let found = overlap(&prompt, || holders.iter(), &WEIGHTS);
             prop_assert_eq!(found.blocks, blocks);
             prop_assert!((found.weighted - expected).abs() < 1e-9);
         }

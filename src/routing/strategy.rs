@@ -49,7 +49,7 @@ impl FromStr for Strategy {
 }
 
 /// A backend that may serve, with its numbers of this moment.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Candidate {
     /// Where it stands in the view.
     pub slot: Slot,
@@ -58,7 +58,7 @@ pub struct Candidate {
 }
 
 /// What a strategy remembers between requests. One per HTTP worker.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Rotation {
     // per model, so that two models asked in turn do not share one counter
     last_served: BTreeMap<Arc<str>, Arc<str>>,

@@ -2,6 +2,7 @@
 
 use crate::health::HealthState;
 use crate::ids::{BackendId, Slot};
+use crate::knowledge::Mode;
 use crate::prefix_index::HolderId;
 use crate::ring::Ring;
 use std::collections::{BTreeMap, BTreeSet};
@@ -71,8 +72,19 @@ pub struct BackendView {
     pub passage: Passage,
     /// Whether it takes no new requests.
     pub draining: bool,
-    /// Where it finds KV blocks: its own memory, and the storage namespaces that it reads.
-    pub holders: Arc<[HolderId]>,
+    /// Its own memory in the KV index: of unknown rank first, then one per data-parallel rank.
+    pub memories: Arc<[Memory]>,
+    /// The storage namespaces that it reads.
+    pub reads: Arc<[HolderId]>,
+}
+
+/// The KV cache of an engine, or of one of its data-parallel ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memory {
+    /// Which rank; none when the engine does not say, or has one only.
+    pub rank: Option<u32>,
+    /// Its name in the index.
+    pub holder: HolderId,
 }
 
 impl BackendView {
@@ -95,6 +107,10 @@ pub struct Load {
     pub success: Option<f64>,
     /// Whether it asked to be left alone for a moment (429, or a 503 that says so).
     pub resting: bool,
+    /// Where the knowledge of its KV cache comes from.
+    pub mode: Mode,
+    /// Tokens per block, as its events say; none while they have not.
+    pub block_size: Option<u32>,
 }
 
 /// Where live numbers come from: atomics in the gateway, plain vectors in tests.

@@ -1,38 +1,56 @@
-//! Asks the index about a request, and tells it where the request went.
+//! Asks the index about a request: by its tokens where backends announce what they hold, by its
+//! text where that is only guessed.
 
 use super::tokens::{self, TokenView};
 use super::wiring::BASE_REALM;
 use crate::gateway::Worker;
 use crate::proxy::Call;
-use crate::telemetry::names;
 use actix::Addr;
 use actix_web::rt::time::timeout;
 use actors::backend::Backend;
-use actors::index_shard::{DispatchEnded, Dispatched, Fate, FindOverlap, IndexShard};
+use actors::index_shard::{FindOverlap, IndexShard};
 use actors::kv_index::KvIndexHandle;
-use metrics::counter;
-use routing::block::{BlockHash, Realm, chain};
-use routing::prefix_index::HolderId;
-use routing::score::PromptOverlap;
+use routing::block::{BlockHash, Realm, TEXT_BLOCK_BYTES, TEXT_BLOCK_TOKENS, chain, text_chain};
+use routing::knowledge::Mode;
+use routing::prefix_index::Run;
+use routing::score::{Basis, Known, PromptOverlap, Reach};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A lookup that takes longer is given up, and the request goes by the next best rule.
 const INDEX_DEADLINE: Duration = Duration::from_millis(10);
 /// Blocks of one prompt; a longer one fits no engine, and would push others out of the index.
 const CHAIN_BLOCKS_MAX: usize = 65_536;
-/// For how long a dispatch counts as held: twice the backend's time to first token, within these.
-const HOLD_MIN: Duration = Duration::from_secs(2);
-const HOLD_MAX: Duration = Duration::from_secs(30);
+/// Different block sizes of one model's engines that a prompt is cut by.
+const BLOCK_SIZES_MAX: usize = 4;
 
 /// What is known of a request's blocks.
 #[derive(Clone)]
 pub struct Found {
     /// Who has which of them.
-    pub overlap: Arc<PromptOverlap>,
-    /// The blocks.
-    pub chain: Arc<[BlockHash]>,
-    shard: Addr<IndexShard>,
+    pub known: Arc<Known>,
+    pub(super) chains: Vec<Cut>,
+    pub(super) shard: Addr<IndexShard>,
+}
+
+/// A prompt, cut into blocks in one way.
+#[derive(Clone)]
+pub(super) struct Cut {
+    pub(super) basis: Basis,
+    block_size: u32,
+    tokens: u32,
+    pub(super) chain: Arc<[BlockHash]>,
+}
+
+impl Found {
+    /// The blocks that stand for the prompt at a backend.
+    pub(super) fn chain_at(&self, backend: &Backend, reach: Option<&Reach>) -> Option<&Cut> {
+        let size = backend.spec.kv.standing.block_size();
+        let basis = reach.filter(|reach| reach.of_blocks > 0)?.basis;
+        self.chains.iter().find(|cut| {
+            cut.basis == basis && (basis == Basis::Text || size.is_none_or(|s| s == cut.block_size))
+        })
+    }
 }
 
 /// Looks a request up; none when nothing can be known of it, which is counted with the reason.
@@ -40,141 +58,161 @@ pub async fn find(call: &Call, worker: &Worker) -> Option<Found> {
     let kv = worker.gateway.kv.as_ref()?;
     let found = look(call, worker, kv).await;
     let result = found.as_ref().map_or_else(|reason| *reason, |_| "found");
-    counter!(names::KV_LOOKUPS, "result" => result).increment(1);
+    worker.handles.lookup(result);
     found.ok()
 }
 
 async fn look(call: &Call, worker: &Worker, kv: &KvIndexHandle) -> Result<Found, &'static str> {
-    let live = live_source(call, worker, kv)?;
+    let pool = Pool::of(call, worker)?;
     let view = TokenView::parse(&call.body).ok_or("no_tokens")?;
-    let tokens = tokens::of(call, &view, worker, &live.engine)
-        .await
-        .ok_or("no_tokens")?;
-    let realm = Realm {
-        model: if live.is_base {
-            BASE_REALM
-        } else {
-            &call.model
-        },
-        cache_salt: view.cache_salt.as_deref(),
-        block_size: live.block_size,
-    };
-    let chain: Arc<[BlockHash]> = chain(&realm, &tokens).into();
-    if chain.is_empty() {
-        return Err("too_short");
-    }
-    if chain.len() > CHAIN_BLOCKS_MAX {
-        return Err("too_long");
-    }
+    let chains = cut(call, &view, worker, &pool).await?;
     let shard = kv.shard.load();
     let shard = shard.as_ref().clone().ok_or("no_index")?;
     let asked = shard.send(FindOverlap {
-        chain: chain.clone(),
+        chains: chains.iter().map(|cut| cut.chain.clone()).collect(),
     });
+    let start = Instant::now();
     let runs = timeout(INDEX_DEADLINE, asked).await.map_err(|_| "late")?;
-    let overlap = PromptOverlap {
-        runs: runs.map_err(|_| "no_index")?,
-        blocks: chain.len() as u32,
-        tokens: tokens.len() as u32,
-        block_size: live.block_size,
-    };
+    worker.handles.asked_index(start.elapsed().as_secs_f64());
+    let runs = runs.map_err(|_| "no_index")?;
+    let known = chains.iter().zip(runs).map(overlap);
     Ok(Found {
-        overlap: Arc::new(overlap),
-        chain,
+        known: Arc::new(Known(known.collect())),
+        chains,
         shard,
     })
 }
 
-/// What a lookup needs of the engines whose events come.
-struct Live {
-    block_size: u32,
-    /// The least busy of them, to ask for tokens.
-    engine: Arc<Backend>,
-    /// Whether the request is for their own model: a name that may be an adapter's is not taken
-    /// for it, since a miss costs less than a false hit.
-    is_base: bool,
+fn overlap((cut, runs): (&Cut, Vec<Run>)) -> PromptOverlap {
+    PromptOverlap {
+        basis: cut.basis,
+        runs,
+        blocks: cut.chain.len() as u32,
+        tokens: cut.tokens,
+        block_size: cut.block_size,
+    }
 }
 
-fn live_source(call: &Call, worker: &Worker, kv: &KvIndexHandle) -> Result<Live, &'static str> {
-    let snapshot = worker.gateway.directory.load();
-    let pool = snapshot.view.pools.get(&call.model).ok_or("no_events")?;
-    if pool.members.len() < 2 {
-        return Err("no_choice");
+/// Cuts a prompt in every way that some backend needs.
+async fn cut(
+    call: &Call,
+    view: &TokenView<'_>,
+    worker: &Worker,
+    pool: &Pool,
+) -> Result<Vec<Cut>, &'static str> {
+    let mut cuts = Vec::new();
+    let mut missing = "no_events";
+    if let Some(engine) = &pool.engine {
+        let tokens = tokens::of(call, view, worker, engine).await;
+        missing = if tokens.is_some() {
+            "too_short"
+        } else {
+            "no_tokens"
+        };
+        for &block_size in pool.block_sizes.iter().filter(|_| tokens.is_some()) {
+            let tokens = tokens.as_deref().unwrap_or_default();
+            let realm = Realm {
+                model: if pool.is_base {
+                    BASE_REALM
+                } else {
+                    &call.model
+                },
+                cache_salt: view.cache_salt.as_deref(),
+                block_size,
+            };
+            cuts.push(Cut {
+                basis: Basis::Tokens,
+                block_size,
+                tokens: tokens.len() as u32,
+                chain: chain(&realm, tokens).into(),
+            });
+        }
     }
-    let members = pool.members.iter().map(|slot| {
-        (
-            snapshot.view.backend(*slot),
-            &snapshot.entries[slot.0].backend,
-        )
-    });
-    let is_base = members
-        .clone()
-        .any(|(view, backend)| match backend.spec.models.first() {
-            Some(first) => *first == call.model,
-            None => view.models.iter().any(|models| models.len() == 1),
-        });
-    let fed = members
-        .filter(|(view, _)| view.can_serve())
-        .filter_map(|(_, backend)| {
-            let own = backend.spec.holders.first()?;
-            let source = kv.sources.iter().find(|source| source.holder == *own)?;
-            let state = source.state.load();
-            let size = state.block_size.filter(|_| state.connected)?;
-            Some((size, backend.clone()))
-        });
-    let (block_size, engine) = fed
-        .min_by_key(|(_, backend)| backend.live.in_flight())
-        .ok_or("no_events")?;
-    Ok(Live {
-        block_size,
-        engine,
-        is_base,
+    if pool.guesses && (pool.some_guessed || cuts.is_empty()) {
+        cuts.extend(by_text(call, view));
+    }
+    cuts.retain(|cut| !cut.chain.is_empty());
+    if cuts.iter().any(|cut| cut.chain.len() > CHAIN_BLOCKS_MAX) {
+        return Err("too_long");
+    }
+    if cuts.is_empty() {
+        Err(missing)
+    } else {
+        Ok(cuts)
+    }
+}
+
+fn by_text(call: &Call, view: &TokenView<'_>) -> Option<Cut> {
+    let (head, text) = view.text(call.route)?;
+    Some(Cut {
+        basis: Basis::Text,
+        block_size: TEXT_BLOCK_TOKENS,
+        tokens: (text.len() / (TEXT_BLOCK_BYTES / TEXT_BLOCK_TOKENS as usize)) as u32,
+        chain: text_chain(&call.model, &head, text).into(),
     })
 }
 
-/// A prompt that was sent to a backend: counts as held there, until it is told how it went.
-pub struct Dispatch {
-    shard: Addr<IndexShard>,
-    holder: HolderId,
-    chain: Arc<[BlockHash]>,
-    fate: Fate,
+/// What a lookup needs of the backends that can serve the request.
+struct Pool {
+    /// Of the engines that announce what they hold.
+    block_sizes: Vec<u32>,
+    /// The least busy of these, to ask for tokens.
+    engine: Option<Arc<Backend>>,
+    /// Whether the request is for their own model: a name that may be an adapter's is not taken
+    /// for it, since a miss costs less than a false hit.
+    is_base: bool,
+    /// Whether some backend's cache is guessed, and whether that is allowed at all.
+    some_guessed: bool,
+    guesses: bool,
 }
 
-impl Dispatch {
-    /// Tells the index that a request goes to this backend.
-    pub fn new(found: &Found, backend: &Backend) -> Option<Self> {
-        let holder = *backend.spec.holders.first()?;
-        let ttft = backend
-            .live
-            .load(tokio::time::Instant::now().into_std())
-            .ttft_us;
-        let hold = Duration::from_micros(2 * ttft.unwrap_or(0)).clamp(HOLD_MIN, HOLD_MAX);
-        // bounded by the requests in flight
-        found.shard.do_send(Dispatched {
-            holder,
-            chain: found.chain.clone(),
-            hold,
+impl Pool {
+    fn of(call: &Call, worker: &Worker) -> Result<Self, &'static str> {
+        let snapshot = worker.gateway.directory.load();
+        let pool = snapshot.view.pools.get(&call.model).ok_or("no_events")?;
+        if pool.members.len() < 2 {
+            return Err("no_choice");
+        }
+        let members = pool.members.iter().map(|slot| {
+            (
+                snapshot.view.backend(*slot),
+                &snapshot.entries[slot.0].backend,
+            )
         });
-        Some(Dispatch {
-            shard: found.shard.clone(),
-            holder,
-            chain: found.chain.clone(),
-            fate: Fate::Withdrawn,
-        })
+        let is_base = members
+            .clone()
+            .any(|(view, backend)| match backend.spec.models.first() {
+                Some(first) => *first == call.model,
+                None => view.models.iter().any(|models| models.len() == 1),
+            });
+        let mut found = Pool {
+            block_sizes: Vec::new(),
+            engine: None,
+            is_base,
+            some_guessed: false,
+            guesses: worker.gateway.settings.kv_cache_index.approximate,
+        };
+        for (_, backend) in members.filter(|(view, _)| view.can_serve()) {
+            found.add(backend);
+        }
+        Ok(found)
     }
 
-    /// The first byte came: the backend has computed the prompt.
-    pub fn served(&mut self) {
-        self.fate = Fate::Served;
-    }
-}
-
-impl Drop for Dispatch {
-    fn drop(&mut self) {
-        self.shard.do_send(DispatchEnded {
-            holder: self.holder,
-            chain: self.chain.clone(),
-            fate: self.fate,
-        });
+    fn add(&mut self, backend: &Arc<Backend>) {
+        let standing = &backend.spec.kv.standing;
+        match standing.mode().0 {
+            Mode::Approximate => self.some_guessed = true,
+            Mode::Blind => {}
+            Mode::Exact => {
+                let size = standing.block_size().unwrap_or(0);
+                if !self.block_sizes.contains(&size) && self.block_sizes.len() < BLOCK_SIZES_MAX {
+                    self.block_sizes.push(size);
+                }
+                let busy = |backend: &Arc<Backend>| backend.live.in_flight();
+                if self.engine.as_ref().is_none_or(|e| busy(backend) < busy(e)) {
+                    self.engine = Some(backend.clone());
+                }
+            }
+        }
     }
 }

@@ -1,9 +1,11 @@
 //! The KV index from the requests' side: which backends feed it, which tokens a request has, and
 //! who holds them. All of it is best effort: late or dead, it costs a counter and a bounded wait.
 
+mod dispatch;
 pub mod lookup;
 mod tokens;
 pub mod wiring;
 
-pub use lookup::{Dispatch, Found};
+pub use dispatch::Dispatch;
+pub use lookup::Found;
 pub use tokens::TokenCache;

@@ -16,6 +16,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+use wire::request::PromptField;
 
 /// A request waits no longer than this for its tokens; they are cached when they come later.
 const TOKENIZE_BUDGET: Duration = Duration::from_millis(20);
@@ -45,6 +46,12 @@ pub(super) struct TokenView<'a> {
     chat_template_kwargs: Option<&'a RawValue>,
     #[serde(borrow, default)]
     add_generation_prompt: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    input: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    system: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    instructions: Option<&'a RawValue>,
     #[serde(default)]
     pub(super) cache_salt: Option<String>,
 }
@@ -62,6 +69,31 @@ impl<'a> TokenView<'a> {
         }
         let mut prompts = serde_json::from_str::<Vec<Vec<u32>>>(raw).ok()?;
         (prompts.len() == 1).then(|| prompts.remove(0))
+    }
+
+    /// The prompt as it is written, up to where the next turn of a conversation goes on, and what
+    /// stands before it: the beginnings of prompts are compared by these.
+    pub(super) fn text(&self, route: ApiRoute) -> Option<(Vec<&[u8]>, &[u8])> {
+        let main = match route.prompt_field() {
+            PromptField::Messages => self.messages,
+            PromptField::Prompt => self.prompt,
+            PromptField::Input => self.input,
+            PromptField::None => None,
+        };
+        let main = main?.get().as_bytes();
+        let main = match main {
+            [inner @ .., b']' | b'"'] => inner,
+            other => other,
+        };
+        let raw = |part: Option<&'a RawValue>| part.map_or(&b""[..], |raw| raw.get().as_bytes());
+        let salt = self.cache_salt.as_deref().unwrap_or_default().as_bytes();
+        let head = vec![
+            raw(self.tools),
+            raw(self.system),
+            raw(self.instructions),
+            salt,
+        ];
+        Some((head, main))
     }
 
     /// What to ask an engine's `/tokenize`; none for what is short, or has no one prompt.

@@ -1,18 +1,15 @@
 //! From settings to the index's sources: who holds what, and which storage joins whom.
 
-use crate::settings::{ExternalStorage, Settings};
+use crate::settings::{ExternalStorage, Settings, Tokenizer};
 use crate::upstream::{Client, events};
+use actors::backend::{BackendSpec, KvSeat, Standing};
 use actors::index_shard::SourceSpec;
-use actors::kv_index::{KvIndexSettings, SourceSettings};
+use actors::kv_index::{KvIndexSettings, Member, SourceSettings};
 use routing::prefix_index::{HolderId, Limits};
 use routing::score::Weights;
-use routing::view::Role;
+use routing::view::{Memory, Role};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// Holders from here on are storage namespaces; those before are backends' own memory, by their
-/// place in the settings.
-const FIRST_NAMESPACE: u32 = 1 << 20;
 
 /// The weights of the settings.
 pub fn weights(settings: &Settings) -> Weights {
@@ -36,25 +33,44 @@ struct Access {
     writes: bool,
 }
 
-/// Numbers namespaces: backends that name the same endpoint, namespace and model share one.
+/// Numbers holders: one for each memory, and one for each storage namespace. Backends that name the
+/// same endpoint, namespace and model share one.
 #[derive(Default)]
-struct Namespaces(BTreeMap<(String, String, Arc<str>), HolderId>);
+struct Holders {
+    memories: u32,
+    namespaces: BTreeMap<(String, String, Arc<str>), HolderId>,
+}
 
-impl Namespaces {
-    fn number(&mut self, storage: &ExternalStorage, model: &Arc<str>) -> HolderId {
-        let next = HolderId(FIRST_NAMESPACE + self.0.len() as u32);
+impl Holders {
+    fn next(&self) -> HolderId {
+        HolderId(self.memories + self.namespaces.len() as u32)
+    }
+
+    /// An engine's memory: of unknown rank, and of each of its ranks where there are several.
+    fn memories(&mut self, dp_size: u32) -> Arc<[Memory]> {
+        let ranks = (0..dp_size).map(Some).filter(|_| dp_size > 1);
+        let memories = std::iter::once(None).chain(ranks).map(|rank| {
+            let holder = self.next();
+            self.memories += 1;
+            Memory { rank, holder }
+        });
+        memories.collect()
+    }
+
+    fn namespace(&mut self, storage: &ExternalStorage, model: &Arc<str>) -> HolderId {
+        let next = self.next();
         let key = (
             storage.endpoint.clone(),
             storage.kv_namespace.clone(),
             model.clone(),
         );
-        *self.0.entry(key).or_insert(next)
+        *self.namespaces.entry(key).or_insert(next)
     }
 }
 
 /// By default prefill workers write and decode workers read; a unified one does both in storage
 /// that it names itself, and nothing in storage that it would only inherit.
-fn access(settings: &Settings, at: usize, namespaces: &mut Namespaces) -> Option<Access> {
+fn access(settings: &Settings, at: usize, holders: &mut Holders) -> Option<Access> {
     let backend = &settings.backends[at];
     let own = settings.backend_storage.get(&backend.name);
     let inherited = settings
@@ -69,7 +85,7 @@ fn access(settings: &Settings, at: usize, namespaces: &mut Namespaces) -> Option
     };
     let model = model(settings, at);
     Some(Access {
-        namespace: namespaces.number(own.or(inherited)?, &model),
+        namespace: holders.namespace(own.or(inherited)?, &model),
         reads,
         writes,
     })
@@ -84,50 +100,79 @@ fn model(settings: &Settings, at: usize) -> Arc<str> {
 /// models apart already. Adapters stand under their names.
 pub const BASE_REALM: &str = "";
 
-/// Tells every backend where it finds blocks, and answers the sources of the index, if it is on.
+/// Gives every backend its seat in the index, and answers what the index is made of, if it is on.
 pub fn wire(settings: &mut Settings, client: &Client) -> Option<KvIndexSettings> {
-    let mut namespaces = Namespaces::default();
+    let mut holders = Holders::default();
     let mut accesses = Vec::new();
     for at in 0..settings.backends.len() {
-        let access = access(settings, at, &mut namespaces);
-        let mut holders = vec![HolderId(at as u32)];
-        holders.extend(
-            access
-                .filter(|access| access.reads)
-                .map(|access| access.namespace),
-        );
-        settings.backends[at].holders = holders.into();
+        let access = access(settings, at, &mut holders);
+        let seat = seat(settings, at, access, &mut holders);
+        settings.backends[at].kv = seat;
         accesses.push(access);
     }
     let index = &settings.kv_cache_index;
     if !index.enabled {
         return None;
     }
-    let sources = index.event_sources.iter().filter_map(|source| {
+    let sources = index.event_sources.iter().flat_map(|source| {
         let mut backends = settings.backends.iter();
-        let at = backends.position(|backend| *backend.name == *source.backend_name)?;
-        Some(SourceSettings {
-            backend: settings.backends[at].name.clone(),
-            holder: HolderId(at as u32),
-            spec: SourceSpec {
-                model: BASE_REALM.into(),
-                writes: accesses[at]
-                    .filter(|access| access.writes)
-                    .map(|access| access.namespace),
-                assume_offload: index.treat_eviction_as_offload,
-                storage: index.storage_offloading,
-            },
-            reconnect: source.reconnect_interval,
-            transport: events::transport(source, client, &settings.backends[at]),
+        let at = backends.position(|backend| *backend.name == *source.backend_name);
+        let at = at.expect("checked with the settings");
+        let (backend, writes) = (&settings.backends[at], accesses[at]);
+        let ranks: Vec<Option<u32>> = match source.per_rank() {
+            true => (0..source.dp_size).map(Some).collect(),
+            false => vec![None],
+        };
+        ranks.into_iter().map(move |rank| {
+            let stream = rank.map_or_else(|| source.clone(), |rank| source.of_rank(rank));
+            SourceSettings {
+                backend: backend.name.clone(),
+                memories: backend.kv.memories.clone(),
+                rank,
+                standing: backend.kv.standing.clone(),
+                spec: SourceSpec {
+                    model: BASE_REALM.into(),
+                    writes: writes.filter(|a| a.writes).map(|a| a.namespace),
+                    assume_offload: index.treat_eviction_as_offload,
+                    storage: index.storage_offloading,
+                },
+                reconnect: source.reconnect_interval,
+                transport: events::transport(&stream, client, backend),
+            }
         })
     });
     Some(KvIndexSettings {
         sources: sources.collect(),
+        members: settings.backends.iter().map(member).collect(),
         limits: Limits {
             max_entries: usize::try_from(index.max_entries).unwrap_or(usize::MAX),
             ttl: u32::try_from(index.entry_ttl.as_secs()).unwrap_or(u32::MAX),
         },
     })
+}
+
+fn member(backend: &BackendSpec) -> Member {
+    Member {
+        backend: backend.name.clone(),
+        standing: backend.kv.standing.clone(),
+    }
+}
+
+fn seat(settings: &Settings, at: usize, access: Option<Access>, holders: &mut Holders) -> KvSeat {
+    let index = &settings.kv_cache_index;
+    let mut sources = index.event_sources.iter();
+    let source = sources.find(|source| *source.backend_name == *settings.backends[at].name);
+    let tokenizer = index.tokenizers.get(&model(settings, at));
+    let reads = access.filter(|access| access.reads);
+    KvSeat {
+        memories: holders.memories(source.map_or(1, |source| source.dp_size)),
+        reads: reads.map(|access| access.namespace).into_iter().collect(),
+        standing: Arc::new(Standing::new(
+            index.enabled && source.is_some(),
+            tokenizer != Some(&Tokenizer::None),
+            index.enabled && index.approximate,
+        )),
+    }
 }
 
 #[cfg(test)]
@@ -157,26 +202,50 @@ mod tests {
         (settings, index)
     }
 
+    fn own(backend: &BackendSpec) -> HolderId {
+        backend.kv.memories[0].holder
+    }
+
+    #[test]
+    fn every_rank_has_a_memory_and_over_zeromq_a_stream_at_a_port_of_its_own() {
+        let (settings, index) = wired(
+            "backends: [{name: a, url: 'http://a'}, {name: b, url: 'http://b'}]
+kv_cache_index:
+  enabled: true
+  event_sources:
+    - {backend_name: a, endpoint: 'tcp://a:5557', replay_endpoint: 'tcp://a:6557', dp_size: 3}
+    - {backend_name: b, endpoint: 'http://b/e', dp_size: 2}",
+        );
+        let ranks = |at: usize| -> Vec<Option<u32>> {
+            let memories = settings.backends[at].kv.memories.iter();
+            memories.map(|memory| memory.rank).collect()
+        };
+        assert_eq!(ranks(0), [None, Some(0), Some(1), Some(2)]);
+        assert_eq!(ranks(1), [None, Some(0), Some(1)]);
+        let sources = index.unwrap().sources;
+        let streams: Vec<_> = sources.iter().map(|s| (&*s.backend, s.rank)).collect();
+        assert_eq!(
+            streams,
+            [("a", Some(0)), ("a", Some(1)), ("a", Some(2)), ("b", None)]
+        );
+        let third = settings.kv_cache_index.event_sources[0].of_rank(2);
+        assert_eq!(third.endpoint, "tcp://a:5559");
+        assert_eq!(third.replay_endpoint.as_deref(), Some("tcp://a:6559"));
+    }
+
     #[test]
     fn the_full_examples_workers_share_one_namespace_by_their_roles() {
         let (settings, index) = wired(include_str!("../../../config/seed/4-full-example.yaml"));
-        let namespace = HolderId(FIRST_NAMESPACE);
-        let holders: Vec<Vec<HolderId>> = settings
-            .backends
-            .iter()
-            .map(|b| b.holders.to_vec())
-            .collect();
-        assert_eq!(
-            holders[0],
-            [HolderId(0)],
-            "prefill workers write and do not read"
-        );
-        assert_eq!(holders[2], [HolderId(2), namespace], "decode workers read");
-        assert_eq!(
-            holders[5],
-            [HolderId(5)],
-            "a unified one does not inherit storage"
-        );
+        let reads = |at: usize| settings.backends[at].kv.reads.to_vec();
+        assert_eq!(reads(0), [], "prefill workers write and do not read");
+        let namespace = reads(2)[0];
+        assert_eq!(reads(3), [namespace], "decode workers read");
+        assert_eq!(reads(5), [], "a unified one does not inherit storage");
+        let mut all: Vec<HolderId> = settings.backends.iter().map(own).collect();
+        all.push(namespace);
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 7, "everybody is a holder of their own");
         let sources = index.unwrap().sources;
         assert_eq!(sources.len(), 5);
         assert_eq!(sources[0].spec.writes, Some(namespace));
@@ -193,7 +262,7 @@ mod tests {
   - {name: c, url: 'http://c', models: [other], external_storage: {endpoint: 'http://v', kv_namespace: n}}
 kv_cache_index: {enabled: true, event_sources: [{backend_name: b, endpoint: 'http://b/e'}]}",
         );
-        let namespace = |at: usize| settings.backends[at].holders[1];
+        let namespace = |at: usize| settings.backends[at].kv.reads[0];
         assert_eq!(namespace(0), namespace(1));
         assert_ne!(namespace(0), namespace(2));
         assert_eq!(index.unwrap().sources[0].spec.writes, Some(namespace(1)));

@@ -15,7 +15,7 @@ use actors::backend::{Backend, BackendSpec, InFlight, Outcome};
 use actors::router::Placement;
 use bytes::{Bytes, BytesMut};
 use hyper::Method;
-use hyper::header::AUTHORIZATION;
+use hyper::header::{AUTHORIZATION, HeaderValue};
 use routing::retry::Setback as Why;
 use std::rc::Rc;
 use tokio::time::Instant;
@@ -95,6 +95,7 @@ pub async fn run(
 ) -> Result<Opened, Setback> {
     let backend = placement.in_flight.backend().clone();
     let name = &*backend.spec.name;
+    let rank = rank(&placement);
     let attempt = Attempt::new(
         placement.in_flight,
         worker.handles.backend(&backend),
@@ -110,7 +111,7 @@ pub async fn run(
         first_byte: (attempt.sent + first_byte, first_byte),
         idle: upstream.idle_timeout,
     };
-    let outgoing = outgoing(call, &backend.spec);
+    let outgoing = outgoing(call, &backend.spec, rank);
     let counts = &backend.live.counters.connections;
     let sending = worker.client.send(&backend.spec.url, &outgoing, counts);
     let reply = match tokio::time::timeout_at(patience.first_byte.0, sending).await {
@@ -148,8 +149,17 @@ pub async fn run(
     opened
 }
 
-fn outgoing(call: &Call, spec: &BackendSpec) -> Outgoing {
+/// The data-parallel rank that holds the beginning of the prompt, where one does.
+fn rank(placement: &Placement) -> Option<u32> {
+    let reach = placement.reach.filter(|reach| reach.overlap.blocks > 0)?;
+    reach.memory?.rank
+}
+
+fn outgoing(call: &Call, spec: &BackendSpec, rank: Option<u32>) -> Outgoing {
     let mut headers = call.headers.clone();
+    if let Some(rank) = rank {
+        headers.insert(headers::RANK, HeaderValue::from(rank));
+    }
     if let Some(key) = bearer(spec) {
         headers.insert(AUTHORIZATION, key);
     }

@@ -20,12 +20,9 @@ const HOP_BY_HOP: [&str; 11] = [
 ];
 /// Not for engines: compressed answers could not be read along with, an expectation was met when
 /// the body was read, and a rank is not the client's to choose.
-const NOT_FOR_BACKENDS: [&str; 4] = [
-    "accept-encoding",
-    "expect",
-    "x-data-parallel-rank",
-    "x-request-id",
-];
+const NOT_FOR_BACKENDS: [&str; 4] = ["accept-encoding", "expect", RANK, "x-request-id"];
+/// Which data-parallel rank of an engine shall serve a request.
+pub const RANK: &str = "x-data-parallel-rank";
 /// Written by our own server.
 const NOT_FOR_CLIENTS: [&str; 3] = ["date", "server", "x-request-id"];
 /// Ours: a client does not set them, and an engine does not answer with them.

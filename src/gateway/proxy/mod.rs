@@ -14,6 +14,7 @@ use crate::http::error::{ErrorKind, Refusal};
 use crate::http::routes::ApiRoute;
 use crate::kv::{self, Dispatch, Found};
 use crate::telemetry::names;
+use crate::telemetry::prediction::Prediction;
 use crate::telemetry::report::Report;
 use actix_web::HttpResponse;
 use actors::router::{Placement, Route};
@@ -94,11 +95,15 @@ async fn attempts(call: &Call, worker: &Rc<Worker>, report: &mut Report) -> Answ
             }
             pause(worker).await;
         }
-        note(worker, &placement, (report, found.as_ref()));
+        note(worker, &placement, report);
         tried.push(placement.in_flight.backend().id);
-        let dispatch = found
-            .as_ref()
-            .and_then(|found| Dispatch::new(found, placement.in_flight.backend()));
+        let dispatch = found.as_ref().and_then(|found| {
+            Dispatch::new(
+                found,
+                placement.in_flight.backend(),
+                placement.reach.as_ref(),
+            )
+        });
         match attempt::run(call, worker, (placement, dispatch), report).await {
             Ok(opened) => return Answer::Opened(opened),
             Err(failed) => {
@@ -124,7 +129,7 @@ async fn place(
         };
         let route = Route {
             model: call.model.clone(),
-            overlap: found.map(|found| found.overlap.clone()),
+            known: found.map(|found| found.known.clone()),
             prefix: call.prefix,
             session: call.session,
             tried: tried.to_vec(),
@@ -152,9 +157,13 @@ async fn pause(worker: &Worker) {
     tokio::time::sleep(most.mul_f64(fastrand::f64())).await;
 }
 
-fn note(worker: &Worker, placement: &Placement, (report, found): (&mut Report, Option<&Found>)) {
+fn note(worker: &Worker, placement: &Placement, report: &mut Report) {
     report.attempts += 1;
-    report.predicted_tokens = placement.cached_tokens;
+    report.prediction = placement.reach.map(|reach| Prediction {
+        reach,
+        mode: placement.mode,
+        standing: placement.in_flight.backend().spec.kv.standing.clone(),
+    });
     report.backend = Some(placement.in_flight.backend().spec.name.clone());
     report.decision = match placement.reason {
         Reason::Prefix { spilled } => {
@@ -164,11 +173,15 @@ fn note(worker: &Worker, placement: &Placement, (report, found): (&mut Report, O
             "prefix"
         }
         Reason::KvIndex { blocks } => {
-            report.overlap = found.map(|found| (blocks, found.overlap.blocks));
+            let all = placement.reach.map_or(blocks, |reach| reach.of_blocks);
+            report.overlap = Some((blocks, all));
             "kv_index"
         }
         Reason::Probe | Reason::Strategy | Reason::Session => "strategy",
     };
+    if let Some(reach) = placement.reach.filter(|reach| reach.of_blocks > 0) {
+        worker.handles.overlap(reach.overlap.raw);
+    }
     worker.handles.decision(report.decision);
 }
 

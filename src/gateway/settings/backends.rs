@@ -3,7 +3,7 @@
 use super::fault::Fault;
 use super::reader::Section;
 use super::sections::ExternalStorage;
-use actors::backend::{BackendSpec, BackendUrl, Secret};
+use actors::backend::{BackendSpec, BackendUrl, KvSeat, Secret};
 use routing::view::Role;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ fn backend(s: &Section<'_>) -> (BackendSpec, Option<ExternalStorage>) {
             "models",
             "The models it serves; empty: its /v1/models is asked.",
         ),
-        holders: Arc::from([]), // given at startup, where all storage is known
+        kv: KvSeat::default(), // given at startup, where all storage is known
         api_key: s
             .secret(
                 "api_key",

@@ -19,7 +19,7 @@ pub use sections::{
     BreakerSettings, CacheBackend, CacheSettings, DisaggSettings, DrainSettings, EventSource,
     ExternalStorage, HealthCheckSettings, KvIndexSettings, LogFormat, LoggingSettings,
     ObjectStoreSettings, PrefixSettings, RedisSettings, RetrySettings, ScoringSettings,
-    ServerSettings, UpstreamSettings,
+    ServerSettings, Tokenizer, UpstreamSettings,
 };
 
 use actix_web::http::header::HeaderName;
@@ -216,7 +216,7 @@ fn check_together(settings: &Settings, faults: &mut Vec<Fault>, warnings: &mut V
     if settings.kv_cache_index.enabled && settings.kv_cache_index.event_sources.is_empty() {
         warnings.push(Fault::new(
             "kv_cache_index.event_sources",
-            "is empty: nothing feeds the index",
+            "is empty: what backends hold is only guessed from what was sent there",
         ));
     }
     if settings.selection_strategy == Strategy::ConsistentHash && settings.prefix_routing.enabled {

@@ -175,7 +175,7 @@ model_aliases: {x: y, y: z}");
     for expected in [
         "kv_cache_index.event_sources[0].backend_name: no backend is named `b`; there are: a",
         "kv_cache_index.event_sources[1].endpoint: must begin with one of tcp://, ws://, wss://, http://, https://",
-        "kv_cache_index.event_sources[2].backend_name: has a source already; several data-parallel ranks of one backend are not supported yet",
+        "kv_cache_index.event_sources[2].backend_name: has a source already; for several data-parallel ranks behind one backend set dp_size",
         "kv_cache_index.event_sources[2].endpoint: TLS to event endpoints is not supported yet, use http://, ws:// or tcp://",
         "response_cache.redis.url: is required by kv_cache_index.backend: redis",
         "response_cache.redis.url: is required by the chosen backend",

@@ -4,10 +4,11 @@ use super::names::{self, Kind};
 use crate::gateway::Gateway;
 use actors::backend::{Backend, Counters};
 use actors::cluster::ChildKind;
-use actors::kv_index::KvIndexHandle;
+use actors::kv_index::{KvIndexHandle, SourceHandle};
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use routing::health::HealthState;
+use routing::knowledge::Mode;
 use routing::view::{BackendView, Passage};
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
@@ -23,6 +24,10 @@ const LATENCY_BUCKETS: [f64; 16] = [
 const GAP_BUCKETS: [f64; 12] = [
     0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0,
 ];
+const ASK_BUCKETS: [f64; 10] = [
+    0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01,
+];
+const SHARE_BUCKETS: [f64; 10] = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9];
 const STATES: [&str; 5] = ["starting", "healthy", "unhealthy", "draining", "failed"];
 const PASSAGES: [Passage; 3] = [Passage::Closed, Passage::Open, Passage::HalfOpen];
 
@@ -45,6 +50,8 @@ fn install() -> PrometheusHandle {
     );
     builder = buckets(builder, names::TTFT, &LATENCY_BUCKETS);
     builder = buckets(builder, names::ITL, &GAP_BUCKETS);
+    builder = buckets(builder, names::KV_ASK, &ASK_BUCKETS);
+    builder = buckets(builder, names::KV_OVERLAP, &SHARE_BUCKETS);
     let recorder = builder.build_recorder();
     let handle = recorder.handle();
     // fails only when another recorder was installed first, and then that one counts
@@ -119,18 +126,42 @@ fn kv_index(kv: &KvIndexHandle) {
         counter!(names::ACTOR_RESTARTS, "actor" => actor).absolute(count.load(Relaxed));
     }
     for source in kv.sources.iter() {
-        let (state, name) = (source.state.load(), || source.backend.to_string());
-        gauge!(names::KV_CONNECTED, "backend" => name()).set(f64::from(state.connected));
-        gauge!(names::KV_LAST_EVENT, "backend" => name()).set(state.last_ts);
-        let tally = state.tally;
-        for (kind, count) in [
-            ("gap", tally.gaps),
-            ("lost", tally.lost),
-            ("restart", tally.restarts),
-            ("undecodable", state.undecodable),
-        ] {
-            counter!(names::KV_GAPS, "backend" => name(), "kind" => kind).absolute(count);
+        stream(source);
+    }
+    for member in kv.members.iter() {
+        let present = member.standing.mode().0;
+        for mode in Mode::ALL {
+            let is = f64::from(mode == present);
+            gauge!(names::KV_MODE, "backend" => member.backend.to_string(), "mode" => mode.as_str())
+                .set(is);
         }
+    }
+}
+
+/// The label of a stream that is not of one rank alone.
+const ALL_RANKS: &str = "all";
+
+fn stream(source: &SourceHandle) {
+    let state = source.state.load();
+    let name = || source.backend.to_string();
+    let rank = || {
+        source
+            .rank
+            .map_or(ALL_RANKS.into(), |rank| rank.to_string())
+    };
+    gauge!(names::KV_CONNECTED, "backend" => name(), "rank" => rank())
+        .set(f64::from(state.connected));
+    gauge!(names::KV_LAST_EVENT, "backend" => name(), "rank" => rank()).set(state.last_ts);
+    counter!(names::KV_RESYNCS, "backend" => name(), "rank" => rank()).absolute(state.resyncs);
+    let tally = state.tally;
+    for (kind, count) in [
+        ("gap", tally.gaps),
+        ("lost", tally.lost),
+        ("restart", tally.restarts),
+        ("undecodable", state.undecodable),
+    ] {
+        counter!(names::KV_GAPS, "backend" => name(), "kind" => kind, "rank" => rank())
+            .absolute(count);
     }
 }
 

@@ -5,7 +5,7 @@ use crate::http::routes::ApiRoute;
 use actors::backend::{Backend, Outcome};
 use metrics::{Counter, Histogram, counter, histogram};
 use routing::ids::BackendId;
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -51,6 +51,9 @@ pub struct Handles {
     requests: RefCell<HashMap<RequestKey, Counter>>,
     durations: RefCell<HashMap<ApiRoute, Histogram>>,
     decisions: RefCell<HashMap<&'static str, Counter>>,
+    lookups: RefCell<HashMap<&'static str, Counter>>,
+    asks: OnceCell<Histogram>,
+    overlaps: OnceCell<Histogram>,
 }
 
 impl Handles {
@@ -116,6 +119,27 @@ impl Handles {
         counter!(names::KV_ACTUAL, "backend" => backend.to_owned()).increment(actual);
         let error = predicted.abs_diff(actual);
         counter!(names::KV_ERROR, "backend" => backend.to_owned()).increment(error);
+    }
+
+    /// Counts a request that was looked up in the KV index, by what came of it.
+    pub fn lookup(&self, result: &'static str) {
+        self.lookups
+            .borrow_mut()
+            .entry(result)
+            .or_insert_with(|| counter!(names::KV_LOOKUPS, "result" => result))
+            .increment(1);
+    }
+
+    /// The index answered after `seconds`.
+    pub fn asked_index(&self, seconds: f64) {
+        let asks = self.asks.get_or_init(|| histogram!(names::KV_ASK));
+        asks.record(seconds);
+    }
+
+    /// The chosen backend was known to have this share of a prompt.
+    pub fn overlap(&self, share: f64) {
+        let overlaps = self.overlaps.get_or_init(|| histogram!(names::KV_OVERLAP));
+        overlaps.record(share);
     }
 
     /// Counts a decision.

@@ -4,4 +4,5 @@ pub mod export;
 pub mod handles;
 pub mod log;
 pub mod names;
+pub mod prediction;
 pub mod report;

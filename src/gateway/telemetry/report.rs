@@ -3,6 +3,7 @@
 
 use super::handles::UNKNOWN_MODEL;
 use super::names;
+use super::prediction::Prediction;
 use crate::gateway::{RequestCount, Worker};
 use crate::http::error::{By, ErrorKind};
 use crate::http::routes::ApiRoute;
@@ -30,8 +31,8 @@ pub struct Report {
     /// Blocks of the prompt that the backend was known to have, and all of them; when the index
     /// decided.
     pub overlap: Option<(u32, u32)>,
-    /// Tokens of the prompt that the backend was known to have cached; when the index was asked.
-    pub predicted_tokens: Option<u64>,
+    /// What the backend was believed to have of the prompt; when the index was asked.
+    pub prediction: Option<Prediction>,
     /// Attempts so far.
     pub attempts: u32,
     status: Option<u16>,
@@ -59,7 +60,7 @@ impl Report {
             backend: None,
             decision: "none",
             overlap: None,
-            predicted_tokens: None,
+            prediction: None,
             attempts: 0,
             status: None,
             error: None,
@@ -148,9 +149,8 @@ impl Drop for Report {
             tokens
                 .completion
                 .increment(usage.completion_tokens.unwrap_or(0));
-            if let (Some(backend), Some(predicted)) = (&self.backend, self.predicted_tokens) {
-                let actual = usage.prompt_tokens_details.and_then(|d| d.cached_tokens);
-                handles.prediction(backend, predicted, actual);
+            if let (Some(backend), Some(prediction)) = (&self.backend, &self.prediction) {
+                prediction.check(backend, usage, handles);
             }
             let details = usage.prompt_tokens_details.and_then(|d| d.cached_tokens);
             tokens.cached.increment(details.unwrap_or(0));

@@ -4,13 +4,15 @@
 
 use proptest::prelude::*;
 use routing::choose::{Ask, ChoiceRules, NoBackend, Plan, Reason, choose};
+use routing::explain::{LeftOut, explain};
 use routing::health::HealthState;
 use routing::ids::{BackendId, PrefixKey, SessionKey, Slot};
+use routing::knowledge::Mode;
 use routing::prefix_index::{HolderId, Run, Tier};
 use routing::ring::load_bound;
-use routing::score::{PromptOverlap, Weights};
+use routing::score::{Basis, Known, PromptOverlap, Weights, reach};
 use routing::strategy::{Chance, Rotation, Strategy as Selection};
-use routing::view::{BackendView, ClusterView, Live, Load, Passage, Role};
+use routing::view::{BackendView, ClusterView, Live, Load, Memory, Passage, Role};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -24,7 +26,11 @@ fn backend(index: usize, name: &str, models: &[&str]) -> BackendView {
         health: HealthState::Healthy,
         passage: Passage::Closed,
         draining: false,
-        holders: Arc::from([HolderId(index as u32)]),
+        memories: Arc::from([Memory {
+            rank: None,
+            holder: HolderId(index as u32),
+        }]),
+        reads: Arc::from([]),
     }
 }
 
@@ -119,7 +125,7 @@ const WEIGHTS: Weights = Weights {
 
 const ANY: Ask<'static> = Ask {
     model: "m",
-    overlap: None,
+    known: None,
     prefix: None,
     session: None,
     role: None,
@@ -525,19 +531,20 @@ fn a_change_of_health_keeps_the_ring_and_a_change_of_members_rebuilds_it() {
 }
 
 /// A prompt of `blocks` blocks, of which each holder has the first so many on its GPU.
-fn held(blocks: u32, holders: &[(u32, u32)]) -> PromptOverlap {
+fn held(blocks: u32, holders: &[(u32, u32)]) -> Known {
     let run = |(holder, to): &(u32, u32)| Run {
         holder: HolderId(*holder),
         tier: Tier::Gpu,
         from: 0,
         to: *to,
     };
-    PromptOverlap {
+    Known(vec![PromptOverlap {
+        basis: Basis::Tokens,
         runs: holders.iter().filter(|(_, to)| *to > 0).map(run).collect(),
         blocks,
         tokens: blocks * 16 + 3,
         block_size: 16,
-    }
+    }])
 }
 
 fn queued(in_flight: u32, queued_tokens: u64) -> Load {
@@ -553,7 +560,7 @@ fn a_prompt_goes_where_most_of_it_is_held() {
     let view = cluster(&["a", "b", "c"]);
     let prompt = held(100, &[(0, 40), (1, 90), (2, 0)]);
     let ask = Ask {
-        overlap: Some(&prompt),
+        known: Some(&prompt),
         prefix: Some(PrefixKey(1)),
         ..ANY
     };
@@ -574,7 +581,7 @@ fn below_the_threshold_the_ring_decides_however_storage_is_weighted() {
     let prefix = Some(PrefixKey(1));
     let little = held(100, &[(0, 29)]);
     let ask = Ask {
-        overlap: Some(&little),
+        known: Some(&little),
         prefix,
         ..ANY
     };
@@ -582,9 +589,9 @@ fn below_the_threshold_the_ring_decides_however_storage_is_weighted() {
     assert!(matches!(plan.reason, Reason::Prefix { .. }));
     // the threshold is on raw coverage: 40 % in storage counts as 24 %, and is enough
     let mut stored = held(100, &[(0, 40)]);
-    stored.runs[0].tier = Tier::Storage;
+    stored.0[0].runs[0].tier = Tier::Storage;
     let ask = Ask {
-        overlap: Some(&stored),
+        known: Some(&stored),
         prefix,
         ..ANY
     };
@@ -597,7 +604,7 @@ fn a_long_queue_outweighs_a_full_overlap_for_that_backend_only() {
     let view = cluster(&["hot", "warm", "cold"]);
     let prompt = held(100, &[(0, 100), (1, 80), (2, 0)]);
     let ask = Ask {
-        overlap: Some(&prompt),
+        known: Some(&prompt),
         ..ANY
     };
     let mut chooser = Chooser::new(Selection::RoundRobin, false);
@@ -619,7 +626,7 @@ fn failing_backends_and_busy_ones_lose_to_equals() {
     let view = cluster(&["a", "b"]);
     let prompt = held(100, &[(0, 90), (1, 90)]);
     let ask = Ask {
-        overlap: Some(&prompt),
+        known: Some(&prompt),
         ..ANY
     };
     let mut chooser = Chooser::new(Selection::RoundRobin, false);
@@ -640,4 +647,138 @@ fn failing_backends_and_busy_ones_lose_to_equals() {
             .or_insert(0) += 1;
     }
     assert!(counts.values().all(|n| *n > 60), "equals share: {counts:?}");
+}
+
+/// A prompt of 20 blocks by tokens and 10 by text, with what each holder has of both.
+fn held_both(tokens: &[(u32, u32)], text: &[(u32, u32)]) -> Known {
+    let mut by_text = held(10, text).0.remove(0);
+    by_text.basis = Basis::Text;
+    let mut known = held(20, tokens);
+    known.0.push(by_text);
+    known
+}
+
+fn in_mode(mode: Mode) -> Load {
+    Load {
+        mode,
+        block_size: (mode == Mode::Exact).then_some(16),
+        ..Load::default()
+    }
+}
+
+#[test]
+fn backends_with_events_go_by_tokens_those_without_by_text_and_blind_ones_by_nothing() {
+    let view = cluster(&["exact", "guessed", "blind"]);
+    let known = held_both(&[(0, 5), (1, 20), (2, 20)], &[(0, 10), (1, 6), (2, 10)]);
+    let mut loads = Loads::default();
+    let modes = [Mode::Exact, Mode::Approximate, Mode::Blind];
+    for (slot, mode) in modes.into_iter().enumerate() {
+        loads.loads.insert(slot, in_mode(mode));
+    }
+    let raw = |slot: usize| {
+        let load = loads.load(Slot(slot));
+        reach(&known, view.backend(Slot(slot)), &load, &WEIGHTS)
+            .overlap
+            .raw
+    };
+    assert_eq!([raw(0), raw(1), raw(2)], [0.25, 0.6, 0.0]);
+    let ask = Ask {
+        known: Some(&known),
+        ..ANY
+    };
+    let mut chooser = Chooser::new(Selection::RoundRobin, false);
+    assert_eq!(chooser.name(&view, &loads, &ask), "guessed");
+}
+
+#[test]
+fn a_backends_own_block_size_counts_and_text_stands_in_where_tokens_are_not_had() {
+    let view = cluster(&["a", "b"]);
+    let mut known = held(20, &[(0, 10)]);
+    let mut large = held(5, &[(1, 5)]).0.remove(0);
+    large.block_size = 64;
+    known.0.push(large);
+    let of_size = |block_size| Load {
+        block_size: Some(block_size),
+        ..Load::default()
+    };
+    let blocks = |slot: usize, load: &Load, known: &Known| {
+        reach(known, view.backend(Slot(slot)), load, &WEIGHTS)
+            .overlap
+            .blocks
+    };
+    assert_eq!(blocks(0, &of_size(16), &known), 10);
+    assert_eq!(blocks(1, &of_size(16), &known), 0);
+    assert_eq!(blocks(1, &of_size(64), &known), 5);
+    assert_eq!(blocks(1, &of_size(32), &known), 0, "no chain of that size");
+    let mut text = held(8, &[(1, 3)]);
+    text.0[0].basis = Basis::Text;
+    assert_eq!(blocks(1, &of_size(64), &text), 3);
+}
+
+#[test]
+fn the_rank_that_holds_the_prompt_is_named_and_ranks_do_not_add_up() {
+    let mut backends = cluster(&["a"]).backends;
+    let memory = |rank, holder| Memory {
+        rank,
+        holder: HolderId(holder),
+    };
+    backends[0].memories = Arc::from([memory(None, 0), memory(Some(0), 1), memory(Some(1), 2)]);
+    backends[0].reads = Arc::from([HolderId(9)]);
+    let mut known = held(20, &[(1, 4), (2, 8)]);
+    known.0[0].runs.push(Run {
+        holder: HolderId(9),
+        tier: Tier::Storage,
+        from: 6,
+        to: 12,
+    });
+    let load = Load::default();
+    let found = reach(&known, &backends[0], &load, &WEIGHTS);
+    assert_eq!(found.memory, Some(memory(Some(1), 2)));
+    assert_eq!(found.overlap.blocks, 12, "its own 8, then from storage");
+    let nothing = reach(&held(20, &[]), &backends[0], &load, &WEIGHTS);
+    assert_eq!(nothing.memory, Some(memory(None, 0)));
+}
+
+#[test]
+fn an_explanation_names_everybody_and_changes_nothing() {
+    let mut backends = cluster(&["a", "b", "c", "d", "e"]).backends;
+    backends[0].health = HealthState::Unhealthy;
+    backends[1].passage = Passage::Open;
+    backends[2].passage = Passage::HalfOpen;
+    let view = view(backends);
+    let mut loads = Loads {
+        probes_taken: true,
+        ..Loads::default()
+    };
+    loads.loads.insert(3, queued(1, 90_000));
+    let known = held(100, &[(3, 50)]);
+    let ask = Ask {
+        known: Some(&known),
+        ..ANY
+    };
+    let rules = Chooser::new(Selection::RoundRobin, false).rules;
+    let (rotation, chance) = (Rotation::default(), Chance(1));
+    let said = explain(&rules, &view, &loads, &ask, &rotation, &chance);
+    assert_eq!(
+        said.left_out,
+        [
+            (Slot(0), LeftOut::NotHealthy),
+            (Slot(1), LeftOut::BreakerOpen),
+            (Slot(2), LeftOut::BreakerHalfOpen),
+        ]
+    );
+    let of = |slot: usize| {
+        said.candidates
+            .iter()
+            .find(|t| t.candidate.slot == Slot(slot))
+    };
+    let (full, idle) = (of(3).unwrap(), of(4).unwrap());
+    assert!(full.overloaded && !idle.overloaded);
+    assert!(full.score > idle.score, "its overlap would have won");
+    assert_eq!(full.reach.overlap.blocks, 50);
+    assert_eq!(said.plan.unwrap().slot, Slot(4));
+    assert_eq!(
+        said,
+        explain(&rules, &view, &loads, &ask, &rotation, &chance)
+    );
 }

@@ -2,6 +2,10 @@
 
 use crate::settings::fault::Fault;
 use crate::settings::reader::Section;
+use actors::kv_subscriber::RANKS_MAX;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// `kv_cache_index`.
@@ -23,6 +27,23 @@ pub struct KvIndexSettings {
     pub treat_eviction_as_offload: bool,
     /// Where events come from.
     pub event_sources: Vec<EventSource>,
+    /// Whether the caches of backends that announce nothing are guessed.
+    pub approximate: bool,
+    /// Whether a probe prompt is compared when an event stream opens.
+    pub parity_check: bool,
+    /// Where the tokens of a model's prompts come from, by model; else from its backends.
+    pub tokenizers: BTreeMap<Arc<str>, Tokenizer>,
+}
+
+/// Where the tokens of a model's prompts come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Tokenizer {
+    /// A backend's `/tokenize` is asked.
+    Backend,
+    /// A `tokenizer.json`, or the directory where it stands with its chat template.
+    Local(PathBuf),
+    /// Nowhere: only prompts that come as token ids are looked up.
+    None,
 }
 
 /// `kv_cache_index.scoring`.
@@ -86,6 +107,8 @@ pub struct EventSource {
     pub topic: String,
     /// ZeroMQ: whether the engine connects to us.
     pub bind: bool,
+    /// Data-parallel ranks behind the backend.
+    pub dp_size: u32,
 }
 
 /// The schemes of [`EventSource::endpoint`].
@@ -134,6 +157,9 @@ impl KvIndexSettings {
             storage_offloading,
             treat_eviction_as_offload,
             event_sources: sources.iter().map(EventSource::read).collect(),
+            approximate: s.flag("approximate", true, "Whether the caches of backends that announce nothing, or whose prompts cannot be tokenised, are guessed from what was sent there."),
+            parity_check: s.flag("parity_check", true, "Whether every backend with events is sent one short probe prompt when its stream opens, to see that its tokens and blocks are as expected here."),
+            tokenizers: tokenizers(s),
         }
     }
 
@@ -155,12 +181,26 @@ impl KvIndexSettings {
                     ),
                 ));
             }
+            for (key, endpoint) in [
+                ("endpoint", Some(&source.endpoint)),
+                ("replay_endpoint", source.replay_endpoint.as_ref()),
+            ] {
+                let last = source.dp_size - 1;
+                if let Some(endpoint) = endpoint.filter(|e| e.starts_with("tcp://"))
+                    && last > 0
+                    && of_rank(endpoint, last).is_none()
+                {
+                    let message =
+                        format!("needs a port to which {last} can be added for the last rank");
+                    faults.push(Fault::new(path(key), message));
+                }
+            }
             let earlier = &self.event_sources[..i];
             if earlier
                 .iter()
                 .any(|e| e.backend_name == source.backend_name)
             {
-                let message = "has a source already; several data-parallel ranks of one backend are not supported yet";
+                let message = "has a source already; for several data-parallel ranks behind one backend set dp_size";
                 faults.push(Fault::new(path("backend_name"), message));
             }
         }
@@ -173,7 +213,43 @@ impl KvIndexSettings {
     }
 }
 
+/// The ZeroMQ endpoint of a rank: at the port of rank 0, plus the rank.
+fn of_rank(endpoint: &str, rank: u32) -> Option<String> {
+    let (host, port) = endpoint.rsplit_once(':')?;
+    let port = port.parse::<u16>().ok()?;
+    let port = port.checked_add(u16::try_from(rank).ok()?)?;
+    Some(format!("{host}:{port}"))
+}
+
+fn tokenizers(s: &Section<'_>) -> BTreeMap<Arc<str>, Tokenizer> {
+    let given = s.map("tokenizers", "Where the tokens of a model's prompts come from, by model: the path of its tokenizer.json (or of the directory with it and its chat template), backend (its /tokenize is asked; the default), or none.");
+    let tokenizer = |value: &str| match value {
+        "backend" => Tokenizer::Backend,
+        "none" => Tokenizer::None,
+        path => Tokenizer::Local(path.into()),
+    };
+    let given = given.into_iter();
+    given
+        .map(|(model, from)| (model, tokenizer(&from)))
+        .collect()
+}
+
 impl EventSource {
+    /// Whether every rank has a stream of its own.
+    pub fn per_rank(&self) -> bool {
+        self.dp_size > 1 && self.endpoint.starts_with("tcp://")
+    }
+
+    /// The source of one rank's own stream.
+    pub fn of_rank(&self, rank: u32) -> EventSource {
+        let at = |endpoint: &String| of_rank(endpoint, rank).unwrap_or_else(|| endpoint.clone());
+        EventSource {
+            endpoint: at(&self.endpoint),
+            replay_endpoint: self.replay_endpoint.as_ref().map(at),
+            ..self.clone()
+        }
+    }
+
     fn read(s: &Section<'_>) -> Self {
         let endpoint = s.required("endpoint", "tcp:// (ZeroMQ), ws://, wss://, http:// or https:// (WebSocket or server-sent events).");
         if !endpoint.is_empty()
@@ -206,6 +282,11 @@ impl EventSource {
             replay_endpoint: s.text_or_none("replay_endpoint", "ZeroMQ only: where missed events are asked for, such as tcp://vllm-1:5558; without it a gap forgets what the backend holds."),
             topic: s.text("topic", "", "ZeroMQ only: the topic that is subscribed to; empty: all."),
             bind: s.flag("bind", false, "ZeroMQ only: listen at endpoint, for engines that connect (their endpoint has no *)."),
+            dp_size: s.int(
+                "dp_size",
+                (1, 1..=RANKS_MAX as u64),
+                "Data-parallel ranks behind the backend, told apart. ZeroMQ: rank r is read at the endpoints' ports + r. Other streams name the rank in each message.",
+            ) as u32,
         }
     }
 }

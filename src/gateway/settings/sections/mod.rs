@@ -8,7 +8,7 @@ mod server;
 
 pub use cache::{CacheBackend, CacheSettings, ObjectStoreSettings, RedisSettings};
 pub use disagg::{DisaggSettings, ExternalStorage};
-pub use kv_index::{EventSource, KvIndexSettings, ScoringSettings};
+pub use kv_index::{EventSource, KvIndexSettings, ScoringSettings, Tokenizer};
 pub use placement::{
     BreakerSettings, HealthCheckSettings, PrefixSettings, RetrySettings, UpstreamSettings,
 };

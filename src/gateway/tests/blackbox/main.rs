@@ -13,6 +13,7 @@ mod config;
 mod health;
 mod http;
 mod kv_index;
+mod kv_modes;
 mod logging;
 mod overload;
 mod retry;

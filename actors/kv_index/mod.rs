@@ -11,9 +11,14 @@ use crate::support::bounded::Permits;
 use crate::support::published::Published;
 use crate::support::supervise::{Root, RootExited, supervise};
 use crate::support::watch::{INTENSITY_WINDOW, Intensity, Watch};
+mod judge;
+
+use crate::backend::Standing;
 use actix::{Actor, Addr, AsyncContext, Context, Handler};
 use actix_rt::Arbiter;
+use judge::{JUDGE_INTERVAL, Judge};
 use routing::prefix_index::{HolderId, Limits};
+use routing::view::Memory;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -26,8 +31,12 @@ use tracing::{error, warn};
 pub struct SourceSettings {
     /// The backend's name.
     pub backend: Arc<str>,
-    /// Its memory in the index.
-    pub holder: HolderId,
+    /// Its memory in the index, by data-parallel rank; never empty.
+    pub memories: Arc<[Memory]>,
+    /// The rank whose stream this is, where each rank has its own.
+    pub rank: Option<u32>,
+    /// What is believed of it.
+    pub standing: Arc<Standing>,
     /// What its events mean.
     pub spec: SourceSpec,
     /// Before the first reconnect.
@@ -41,8 +50,19 @@ pub struct SourceSettings {
 pub struct KvIndexSettings {
     /// Room and time.
     pub limits: Limits,
-    /// The engines.
+    /// The engines that announce what they hold.
     pub sources: Vec<SourceSettings>,
+    /// All backends, with what is believed of them.
+    pub members: Vec<Member>,
+}
+
+/// A backend of which something may be believed.
+#[derive(Debug, Clone)]
+pub struct Member {
+    /// Its name.
+    pub backend: Arc<str>,
+    /// How far beliefs can be trusted.
+    pub standing: Arc<Standing>,
 }
 
 /// What everybody may know of a source.
@@ -50,8 +70,8 @@ pub struct KvIndexSettings {
 pub struct SourceHandle {
     /// The backend's name.
     pub backend: Arc<str>,
-    /// Its memory in the index.
-    pub holder: HolderId,
+    /// The rank whose stream this is, where each rank has its own.
+    pub rank: Option<u32>,
     /// How its stream is doing.
     pub state: Published<StreamState>,
 }
@@ -65,6 +85,8 @@ pub struct KvIndexHandle {
     pub gauges: Published<ShardGauges>,
     /// The streams that feed it.
     pub sources: Arc<[SourceHandle]>,
+    /// All backends, with what is believed of them.
+    pub members: Arc<[Member]>,
     /// Fresh starts of shards, of subscribers, and of the root.
     pub restarts: Arc<[AtomicU64; 3]>,
 }
@@ -75,8 +97,9 @@ pub struct KvIndex {
     handle: KvIndexHandle,
     arbiter: Rc<Arbiter>,
     permits: Permits,
-    subscribers: HashMap<HolderId, Addr<KvSubscriber>>,
-    deaths: HashMap<Option<HolderId>, Intensity>,
+    subscribers: HashMap<usize, Addr<KvSubscriber>>,
+    deaths: HashMap<Option<usize>, Intensity>,
+    judge: Judge,
     _watch: Watch<RootExited>,
 }
 
@@ -85,13 +108,14 @@ impl KvIndex {
     pub fn supervised(settings: KvIndexSettings) -> (Root<Self>, KvIndexHandle) {
         let sources = settings.sources.iter().map(|source| SourceHandle {
             backend: source.backend.clone(),
-            holder: source.holder,
+            rank: source.rank,
             state: Published::new(StreamState::default()),
         });
         let handle = KvIndexHandle {
             shard: Published::new(None),
             gauges: Published::new(ShardGauges::default()),
             sources: sources.collect(),
+            members: settings.members.clone().into(),
             restarts: Arc::default(),
         };
         let arbiter = Rc::new(Arbiter::new());
@@ -106,6 +130,7 @@ impl KvIndex {
                     permits: Permits::new(MESSAGES_MAX),
                     subscribers: HashMap::new(),
                     deaths: HashMap::new(),
+                    judge: Judge::default(),
                     _watch: Watch::new(warden.recipient(), RootExited),
                 };
                 index.start()
@@ -123,9 +148,11 @@ impl KvIndex {
             subscriber.do_send(Retire);
         }
         let sources = self.settings.sources.iter();
-        let sources: HashMap<HolderId, SourceSpec> = sources
-            .map(|source| (source.holder, source.spec.clone()))
-            .collect();
+        let memories = sources.flat_map(|source| {
+            let holders = source.memories.iter().map(|memory| memory.holder);
+            holders.map(|holder| (holder, source.spec.clone()))
+        });
+        let sources: HashMap<HolderId, SourceSpec> = memories.collect();
         let (limits, gauges) = (self.settings.limits, self.handle.gauges.clone());
         let watch = Watch::new(ctx.address().recipient(), ShardExited);
         let shard = IndexShard::start_in_arbiter(&self.arbiter.handle(), move |_| {
@@ -147,23 +174,23 @@ impl KvIndex {
         let source = &self.settings.sources[at];
         let subscription = Subscription {
             backend: source.backend.clone(),
-            source: source.holder,
+            memories: source.memories.clone(),
+            rank: source.rank,
+            standing: source.standing.clone(),
             reconnect: source.reconnect,
             transport: source.transport.clone(),
             shard: shard.clone().recipient(),
             permits: self.permits.clone(),
             state: self.handle.sources[at].state.clone(),
         };
-        let exited = SubscriberExited {
-            source: source.holder,
-        };
+        let exited = SubscriberExited { source: at };
         let watch = Watch::new(ctx.address().recipient(), exited);
         let subscriber = KvSubscriber::new(subscription, watch).start();
-        self.subscribers.insert(source.holder, subscriber);
+        self.subscribers.insert(at, subscriber);
     }
 
     /// How long to wait before a fresh start. One that keeps dying is left for a while.
-    fn wait(&mut self, who: Option<HolderId>, actor: &str) -> Duration {
+    fn wait(&mut self, who: Option<usize>, actor: &str) -> Duration {
         let now = tokio::time::Instant::now().into_std();
         let wait = self.deaths.entry(who).or_default().next_start(now);
         match wait {
@@ -188,6 +215,11 @@ impl Actor for KvIndex {
 
     fn started(&mut self, ctx: &mut Self::Context) {
         self.start_shard(ctx);
+        ctx.run_interval(JUDGE_INTERVAL, |this, _| {
+            let (members, sources) = (&this.handle.members, &this.handle.sources);
+            let ttl = Duration::from_secs(u64::from(this.settings.limits.ttl));
+            this.judge.turn(members, sources, ttl);
+        });
     }
 }
 
@@ -214,12 +246,8 @@ impl Handler<SubscriberExited> for KvIndex {
         self.handle.restarts[1].fetch_add(1, Relaxed);
         let wait = self.wait(Some(exited.source), "kv_subscriber");
         ctx.run_later(wait, move |this, ctx| {
-            let mut sources = this.settings.sources.iter();
-            let at = sources.position(|source| source.holder == exited.source);
-            if let Some(at) = at
-                && !this.subscribers.contains_key(&exited.source)
-            {
-                this.start_subscriber(at, ctx);
+            if !this.subscribers.contains_key(&exited.source) {
+                this.start_subscriber(exited.source, ctx);
             }
         });
     }

@@ -1,0 +1,66 @@
+//! Tells the index where a request went, and how that ended: what was sent somewhere counts as held
+//! there, until its own events say so, or for as long as an entry lives where there are none.
+
+use super::Found;
+use actix::Addr;
+use actors::backend::Backend;
+use actors::index_shard::{DispatchEnded, Dispatched, Fate, IndexShard};
+use routing::block::BlockHash;
+use routing::prefix_index::HolderId;
+use routing::score::{Basis, Reach};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// For how long a dispatch counts as held: twice the backend's time to first token, within these.
+const HOLD_MIN: Duration = Duration::from_secs(2);
+const HOLD_MAX: Duration = Duration::from_secs(30);
+
+/// A prompt that was sent to a backend: counts as held there, until it is told how it went.
+pub struct Dispatch {
+    shard: Addr<IndexShard>,
+    holder: HolderId,
+    chain: Arc<[BlockHash]>,
+    basis: Basis,
+    fate: Fate,
+}
+
+impl Dispatch {
+    /// Tells the index that a request goes to this backend, where it finds this.
+    pub fn new(found: &Found, backend: &Backend, reach: Option<&Reach>) -> Option<Self> {
+        let holder = reach?.memory?.holder;
+        let cut = found.chain_at(backend, reach)?;
+        let ttft = backend.load(tokio::time::Instant::now().into_std()).ttft_us;
+        let hold = Duration::from_micros(2 * ttft.unwrap_or(0)).clamp(HOLD_MIN, HOLD_MAX);
+        // bounded by the requests in flight
+        found.shard.do_send(Dispatched {
+            holder,
+            chain: cut.chain.clone(),
+            hold,
+        });
+        Some(Dispatch {
+            shard: found.shard.clone(),
+            holder,
+            chain: cut.chain.clone(),
+            basis: cut.basis,
+            fate: Fate::Withdrawn,
+        })
+    }
+
+    /// The first byte came: the backend has computed the prompt.
+    pub fn served(&mut self) {
+        self.fate = match self.basis {
+            Basis::Tokens => Fate::Served,
+            Basis::Text => Fate::Believed,
+        };
+    }
+}
+
+impl Drop for Dispatch {
+    fn drop(&mut self) {
+        self.shard.do_send(DispatchEnded {
+            holder: self.holder,
+            chain: self.chain.clone(),
+            fate: self.fate,
+        });
+    }
+}

@@ -1,0 +1,51 @@
+//! What was predicted of a prompt's cached tokens, against what the engine then says.
+
+use super::handles::Handles;
+use actors::backend::Standing;
+use routing::knowledge::{Mode, error_permille};
+use routing::score::{Basis, Reach};
+use std::sync::Arc;
+use wire::openai::Usage;
+
+/// What a decision believed of the backend that it chose.
+pub struct Prediction {
+    /// What the prompt finds there.
+    pub reach: Reach,
+    /// Where the knowledge of its cache came from.
+    pub mode: Mode,
+    /// Where predictions about it are judged.
+    pub standing: Arc<Standing>,
+}
+
+impl Prediction {
+    /// Tokens of the prompt that were believed to be cached.
+    fn tokens(&self, usage: &Usage) -> u64 {
+        match self.reach.basis {
+            Basis::Tokens => self.reach.tokens - self.reach.uncached,
+            // of a text, only the share is known
+            Basis::Text => (self.reach.overlap.raw * usage.prompt_tokens as f64) as u64,
+        }
+    }
+
+    /// Compares it with what the engine says it had cached. An engine that does not say is counted
+    /// apart, never as 0.
+    pub fn check(&self, backend: &str, usage: &Usage, handles: &Handles) {
+        if self.reach.of_blocks == 0 {
+            return; // nothing was known of this prompt here
+        }
+        let predicted = self.tokens(usage);
+        let actual = usage.prompt_tokens_details.and_then(|d| d.cached_tokens);
+        handles.prediction(backend, predicted, actual);
+        let Some(actual) = actual else { return };
+        // what was sent a moment ago is a hope: it may not have been computed yet
+        let by_mode = match self.mode {
+            Mode::Exact => self.reach.basis == Basis::Tokens,
+            Mode::Approximate => true,
+            Mode::Blind => false,
+        };
+        if by_mode && !self.reach.overlap.speculative {
+            let error = error_permille(predicted, actual, usage.prompt_tokens);
+            self.standing.record(self.mode, error);
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! What is believed of engines that announce nothing, or whose announcements are wrong: guesses by
+//! text, demotion, ranks. Engines here follow scripts, so that they can be wrong on purpose.
+
+use crate::support::client::Answer;
+
+use crate::support::{Client, DEADLINE, Gateway, Request, Upstream, Wire, wait_until};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+const GUESSING: &str = "selection_strategy: RoundRobin
+prefix_routing: { enabled: false }
+kv_cache_index: { enabled: true }
+";
+
+/// Answers a completion that took so many tokens of a prompt of 1000 from its cache.
+fn completion(wire: &mut Wire, cached: u64) {
+    wire.json(
+        "200 OK",
+        &format!(
+            r#"{{"object":"text_completion","choices":[{{"index":0,"text":"x","finish_reason":"stop"}}],"usage":{{"prompt_tokens":1000,"completion_tokens":1,"total_tokens":1001,"prompt_tokens_details":{{"cached_tokens":{cached}}}}}}}"#
+        ),
+    );
+}
+
+/// A chat of so many turns after a system prompt, each long enough to count.
+fn conversation(name: &str, turns: usize) -> String {
+    let turn = |n: usize| {
+        format!(
+            r#",{{"role":"user","content":"{name} {n} {}"}}"#,
+            "says more ".repeat(100)
+        )
+    };
+    let turns: String = (0..turns).map(turn).collect();
+    format!(
+        r#"{{"model":"m","messages":[{{"role":"system","content":"You are {name}."}}{turns}]}}"#
+    )
+}
+
+fn mode(gateway: &Gateway, backend: &str) -> &'static str {
+    let kv = gateway.inner.kv.as_ref().unwrap();
+    let member = kv.members.iter().find(|m| *m.backend == *backend);
+    member.unwrap().standing.mode().0.as_str()
+}
+
+fn two(script: impl Fn(&Request, &mut Wire) + Clone + Send + Sync + 'static) -> [Upstream; 2] {
+    [Upstream::start(script.clone()), Upstream::start(script)]
+}
+
+#[test]
+fn conversations_stay_where_they_were_though_the_engines_announce_nothing() {
+    let [a, b] = two(|_, wire| completion(wire, 0));
+    let gateway = Gateway::start(&[("a", &a), ("b", &b)], GUESSING);
+    assert_eq!(mode(&gateway, "a"), "approximate");
+    let names = ["anna", "bert", "cleo", "dora"];
+    let first: Vec<String> = names
+        .iter()
+        .map(|name| gateway.chat(&conversation(name, 2)).backend().to_owned())
+        .collect();
+    assert_ne!(first[0], first[1], "new ones take turns: {first:?}");
+    for turns in 3..8 {
+        for (name, home) in names.iter().zip(&first) {
+            let answer = gateway.chat(&conversation(name, turns));
+            assert_eq!(answer.backend(), home, "{name}: {answer:?}");
+            assert_eq!(answer.header("x-tidegate-route"), Some("kv_index"));
+        }
+    }
+}
+
+#[test]
+fn without_leave_to_guess_backends_are_blind_and_take_turns() {
+    let [a, b] = two(|_, wire| completion(wire, 0));
+    let off = GUESSING.replace("enabled: true", "enabled: true, approximate: false");
+    let gateway = Gateway::start(&[("a", &a), ("b", &b)], &off);
+    assert_eq!(mode(&gateway, "a"), "blind");
+    let asked = |n| gateway.chat(&conversation("anna", n)).backend().to_owned();
+    assert_ne!(asked(2), asked(3));
+}
+
+#[test]
+fn a_request_that_failed_leaves_no_belief_behind() {
+    let refuses = Upstream::start(|_, wire| wire.reset());
+    let works = Upstream::start(|_, wire| completion(wire, 0));
+    let gateway = Gateway::start(
+        &[("bad", &refuses), ("good", &works)],
+        &format!("{GUESSING}circuit_breaker: {{ enabled: false }}"),
+    );
+    for turns in 2..6 {
+        let answer = gateway.chat(&conversation("anna", turns));
+        assert_eq!((answer.status, answer.backend()), (200, "good"));
+    }
+    assert!(
+        refuses.count() <= 1,
+        "only the first turn may have tried it"
+    );
+}
+
+#[test]
+fn guesses_that_are_wrong_fifty_times_are_given_up() {
+    let [a, b] = two(|_, wire| completion(wire, 0)); // nothing is ever cached
+    let gateway = Gateway::start(&[("a", &a), ("b", &b)], GUESSING);
+    let body = conversation("anna", 6);
+    let home = gateway.chat(&body).backend().to_owned();
+    let mut asked = 1;
+    wait_until("the guesses are given up", DEADLINE, || {
+        gateway.chat(&body);
+        asked += 1;
+        mode(&gateway, &home) == "blind"
+    });
+    assert!(asked > 50, "after {asked} requests");
+    let backend = format!(r#"backend="{home}""#);
+    let labels = [&*backend, r#"mode="blind""#];
+    assert_eq!(gateway.metric("tidegate_kv_mode", &labels), 1.0);
+}
+
+/// Eight blocks of 16 tokens, as an engine announces them and as a client asks for them.
+fn tokens() -> Vec<u32> {
+    (0..128).map(|i| i * 7 % 1000 + 10).collect()
+}
+
+fn token_prompt() -> String {
+    format!(r#"{{"model":"m","max_tokens":1,"prompt":{:?}}}"#, tokens())
+}
+
+/// Serves the event stream: one frame of this rank, and then silence.
+fn announce(wire: &mut Wire, rank: u32, events: &str) {
+    let frame = format!(r#"{{"seq":0,"ts":1.0,"dp_rank":{rank},"events":[{events}]}}"#);
+    wire.write("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n");
+    wire.write(format!("id: 0\ndata: {frame}\n\n"));
+    wire.hang();
+}
+
+fn stored() -> String {
+    let hashes: Vec<u32> = (1..9).collect();
+    format!(
+        r#"{{"type":"cache_created","block_hashes":{hashes:?},"parent_block_hash":null,"token_ids":{:?},"block_size":16,"medium":"GPU"}}"#,
+        tokens()
+    )
+}
+
+/// An engine that announces the prompt on a rank, and claims to have so many of its tokens cached.
+fn announcing(rank: u32, cached: Arc<AtomicU64>) -> Upstream {
+    Upstream::start(move |request, wire| {
+        let upgrade = request.header("upgrade").is_some();
+        match request.path() {
+            "/v1/kv_events" if upgrade => {
+                wire.json("404 Not Found", "{}");
+            }
+            "/v1/kv_events" => announce(wire, rank, &stored()),
+            _ => completion(wire, cached.load(Relaxed)),
+        }
+    })
+}
+
+fn exact_gateway(announcer: &Upstream, other: &Upstream, dp_size: u32) -> Gateway {
+    let events = format!("http://{}/v1/kv_events", announcer.address);
+    let settings = format!(
+        "{}  event_sources:\n    - {{ backend_name: a, endpoint: '{events}', dp_size: {dp_size} }}\n",
+        GUESSING.replace(
+            "{ enabled: true }",
+            "\n  enabled: true\n  parity_check: false"
+        )
+    );
+    let gateway = Gateway::start(&[("a", announcer), ("b", other)], &settings);
+    wait_until("the announced blocks are known", DEADLINE, || {
+        gateway.inner.kv.as_ref().unwrap().gauges.load().applied >= 8
+    });
+    gateway
+}
+
+fn ask(gateway: &Gateway) -> Answer {
+    Client::connect(gateway).post("/v1/completions", "", token_prompt())
+}
+
+#[test]
+fn the_rank_that_holds_a_prompt_is_asked_for_and_no_other_is_named() {
+    let cached = Arc::new(AtomicU64::new(0));
+    let (a, b) = (
+        announcing(1, cached),
+        Upstream::start(|_, wire| completion(wire, 0)),
+    );
+    let gateway = exact_gateway(&a, &b, 2);
+    assert_eq!(mode(&gateway, "a"), "exact");
+    let answer = ask(&gateway);
+    assert_eq!(answer.backend(), "a", "{answer:?}");
+    let completions = |engine: &Upstream| -> Vec<Request> {
+        let requests = engine.requests().into_iter();
+        requests.filter(|r| r.path() == "/v1/completions").collect()
+    };
+    let rank = |request: &Request| request.header("x-data-parallel-rank").map(<[u8]>::to_vec);
+    assert_eq!(rank(&completions(&a)[0]), Some(b"1".to_vec()));
+    for n in 0..4 {
+        let body = format!(r#"{{"model":"m","max_tokens":1,"prompt":[{n},2,3]}}"#);
+        Client::connect(&gateway).post("/v1/completions", "", body);
+    }
+    let others = completions(&a).into_iter().skip(1).chain(completions(&b));
+    assert!(others.into_iter().all(|request| rank(&request).is_none()));
+}
+
+#[test]
+fn events_that_predict_wrongly_are_no_longer_believed() {
+    let cached = Arc::new(AtomicU64::new(120));
+    let a = announcing(0, cached.clone());
+    let b = Upstream::start(|_, wire| completion(wire, 0));
+    let gateway = exact_gateway(&a, &b, 1);
+    for _ in 0..60 {
+        assert_eq!(ask(&gateway).backend(), "a");
+    }
+    assert_eq!(
+        mode(&gateway, "a"),
+        "exact",
+        "right within a tenth of the prompt"
+    );
+    cached.store(900, Relaxed);
+    wait_until("the events are no longer believed", DEADLINE, || {
+        ask(&gateway);
+        mode(&gateway, "a") != "exact"
+    });
+    gateway.assert_idle();
+}
