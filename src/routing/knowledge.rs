@@ -81,6 +81,18 @@ pub enum Parity {
     BlocksDiffer,
 }
 
+impl Parity {
+    /// The word used in answers and logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Parity::Unknown => "unknown",
+            Parity::Holds => "holds",
+            Parity::TokensDiffer => "tokens_differ",
+            Parity::BlocksDiffer => "blocks_differ",
+        }
+    }
+}
+
 /// How a backend's events are doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Events {

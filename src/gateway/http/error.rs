@@ -38,6 +38,8 @@ pub enum ErrorKind {
     BadRequest,
     /// The body is too large.
     TooLarge,
+    /// The client may not do this.
+    Unauthorized,
     /// The body came too slowly.
     RequestTimeout,
     /// No connection to the backend.
@@ -68,6 +70,7 @@ impl ErrorKind {
         match self {
             ErrorKind::BadRequest => "bad_request",
             ErrorKind::TooLarge => "too_large",
+            ErrorKind::Unauthorized => "unauthorized",
             ErrorKind::RequestTimeout => "request_timeout",
             ErrorKind::Connect => "connect",
             ErrorKind::FirstByteTimeout => "first_byte_timeout",
@@ -113,6 +116,10 @@ pub enum Refusal {
     WrongMethod(String),
     /// No such model, asked for by name.
     NoSuchModel(String),
+    /// `/admin` without its token.
+    NoAdminToken,
+    /// `/admin` from another machine, with no token configured.
+    AdminFromAfar,
 }
 
 impl Refusal {
@@ -122,6 +129,7 @@ impl Refusal {
             Refusal::Body(_) | Refusal::WrongMethod(_) | Refusal::UnknownPath(_) => {
                 (By::Client, ErrorKind::BadRequest)
             }
+            Refusal::NoAdminToken | Refusal::AdminFromAfar => (By::Client, ErrorKind::Unauthorized),
             Refusal::TooLarge(_) => (By::Client, ErrorKind::TooLarge),
             Refusal::TooSlow(_) => (By::Client, ErrorKind::RequestTimeout),
             Refusal::TooManyBytes | Refusal::Draining => (By::Router, ErrorKind::Overloaded),
@@ -152,6 +160,8 @@ impl Refusal {
             }
             Refusal::Backend(..) => StatusCode::BAD_GATEWAY,
             Refusal::WrongMethod(_) => StatusCode::METHOD_NOT_ALLOWED,
+            Refusal::NoAdminToken => StatusCode::UNAUTHORIZED,
+            Refusal::AdminFromAfar => StatusCode::FORBIDDEN,
         }
     }
 
@@ -185,12 +195,21 @@ impl Refusal {
             Refusal::Backend(_, message) => message.clone(),
             Refusal::UnknownPath(path) => format!("there is nothing at `{path}`"),
             Refusal::WrongMethod(method) => format!("`{method}` is not allowed here"),
+            Refusal::NoAdminToken => {
+                "the admin token is missing or wrong: send it as `Authorization: Bearer TOKEN`"
+                    .into()
+            }
+            Refusal::AdminFromAfar => {
+                "/admin answers only to this machine while `admin.token` is not set".into()
+            }
         }
     }
 
     fn kind(&self) -> &'static str {
         match self.status() {
             StatusCode::NOT_FOUND => "not_found_error",
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
             status if status.is_client_error() => "invalid_request_error",
             StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
             _ => "api_error",

@@ -36,8 +36,11 @@ pub async fn handle(route: ApiRoute, request: HttpRequest, payload: Payload) -> 
         // the client is gone: nobody reads this, and the report says so
         None => return HttpResponse::BadRequest().finish(),
     };
-    match call(&worker, route, &request, body, &mut report) {
-        Ok(call) => proxy::serve(call, worker, report).await,
+    match call(&worker, route, &request, body, &report.request_id) {
+        Ok(call) => {
+            report.model(&call.model);
+            proxy::serve(call, worker, report).await
+        }
         Err(refusal) => refuse(refusal, report),
     }
 }
@@ -64,19 +67,18 @@ pub fn refuse(refusal: Refusal, mut report: Report) -> HttpResponse {
 }
 
 /// What is to be asked of a backend.
-fn call(
+pub(super) fn call(
     worker: &Worker,
     route: ApiRoute,
     request: &HttpRequest,
     body: ReadBody,
-    report: &mut Report,
+    request_id: &str,
 ) -> Result<Call, Refusal> {
     let settings = &worker.gateway.settings;
     let view = RequestView::parse(&body.bytes).map_err(Refusal::Body)?;
     let asked = view.model().map_err(Refusal::Body)?;
     let alias = settings.model_aliases.get(&*asked);
     let model: Arc<str> = alias.cloned().unwrap_or_else(|| Arc::from(&*asked));
-    report.model(&model);
     let opening = view.opening(route.prompt_field());
     let parts = PrefixParts {
         model: &model,
@@ -103,7 +105,7 @@ fn call(
     Ok(Call {
         route,
         wants_stream,
-        headers: headers::to_backend(request.headers(), &report.request_id),
+        headers: headers::to_backend(request.headers(), request_id),
         body: rewritten.unwrap_or(body.bytes.clone()),
         _held: body.held,
         model,

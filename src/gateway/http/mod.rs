@@ -1,5 +1,6 @@
 //! What clients meet: paths, errors, reading bodies.
 
+mod admin;
 mod body;
 pub mod error;
 mod inference;
@@ -28,6 +29,7 @@ pub fn configure(config: &mut ServiceConfig, worker: &Rc<Worker>) {
     config.service(read("/health", probes::health));
     config.service(read("/ready", probes::ready));
     config.service(read("/metrics", probes::metrics));
+    admin::configure(config);
     config.default_service(web::to(unknown_path));
 }
 

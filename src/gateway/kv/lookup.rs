@@ -62,7 +62,8 @@ pub async fn find(call: &Call, worker: &Worker) -> Option<Found> {
     found.ok()
 }
 
-async fn look(call: &Call, worker: &Worker, kv: &KvIndexHandle) -> Result<Found, &'static str> {
+/// Looks a request up; answers why nothing can be known of it, where that is so.
+pub async fn look(call: &Call, worker: &Worker, kv: &KvIndexHandle) -> Result<Found, &'static str> {
     let pool = Pool::of(call, worker)?;
     let view = TokenView::parse(&call.body).ok_or("no_tokens")?;
     let chains = cut(call, &view, worker, &pool).await?;

@@ -16,8 +16,8 @@ pub use fault::{Fault, Faults};
 pub use layers::{Environment, Source};
 pub use reference::{effective_yaml, reference_yaml};
 pub use sections::{
-    BreakerSettings, CacheBackend, CacheSettings, DisaggSettings, DrainSettings, EventSource,
-    ExternalStorage, HealthCheckSettings, KvIndexSettings, LogFormat, LoggingSettings,
+    AdminSettings, BreakerSettings, CacheBackend, CacheSettings, DisaggSettings, DrainSettings,
+    EventSource, ExternalStorage, HealthCheckSettings, KvIndexSettings, LogFormat, LoggingSettings,
     ObjectStoreSettings, PrefixSettings, RedisSettings, RetrySettings, ScoringSettings,
     ServerSettings, Tokenizer, UpstreamSettings,
 };
@@ -35,6 +35,8 @@ use std::sync::Arc;
 pub struct Settings {
     /// The listener and its limits.
     pub server: ServerSettings,
+    /// Who may ask what the router knows.
+    pub admin: AdminSettings,
     /// What happens at SIGTERM.
     pub drain: DrainSettings,
     /// Log level and format.
@@ -133,6 +135,9 @@ fn read(root: &Section<'_>) -> Settings {
     let server = ServerSettings::read(
         &root.section("server", "Where the gateway listens, and what it accepts."),
     );
+    let admin = AdminSettings::read(
+        &root.section("admin", "/admin: what the router knows, for its operators."),
+    );
     let drain = DrainSettings::read(&root.section(
         "drain",
         "What happens at SIGTERM or Ctrl-C. A second signal ends the process at once.",
@@ -167,6 +172,7 @@ fn read(root: &Section<'_>) -> Settings {
     let circuit_breaker = BreakerSettings::read(&root.section("circuit_breaker", "Takes a backend out of rotation after failures in a row, then tries one request at a time."));
     Settings {
         server,
+        admin,
         drain,
         logging,
         selection_strategy,

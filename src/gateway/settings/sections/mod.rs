@@ -12,4 +12,4 @@ pub use kv_index::{EventSource, KvIndexSettings, ScoringSettings, Tokenizer};
 pub use placement::{
     BreakerSettings, HealthCheckSettings, PrefixSettings, RetrySettings, UpstreamSettings,
 };
-pub use server::{DrainSettings, LogFormat, LoggingSettings, ServerSettings};
+pub use server::{AdminSettings, DrainSettings, LogFormat, LoggingSettings, ServerSettings};

@@ -1,6 +1,7 @@
 //! `server`, `drain` and `logging`.
 
 use crate::settings::reader::Section;
+use actors::backend::Secret;
 use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 
@@ -45,6 +46,22 @@ impl ServerSettings {
             max_connections: s.int("max_connections", (25_000, 1..=u64::MAX), "Client connections per worker thread.") as usize,
             keep_alive: s.duration("keep_alive", "75s", "How long an idle client connection is kept."),
             client_write_timeout: s.duration("client_write_timeout", "60s", "A client that reads nothing of what was sent to it for this long is dropped, and its backend slot freed (Linux)."),
+        }
+    }
+}
+
+/// `admin`.
+#[derive(Debug, Clone)]
+pub struct AdminSettings {
+    /// Who has it may ask; none: who is on this machine.
+    pub token: Option<Secret>,
+}
+
+impl AdminSettings {
+    pub(in crate::settings) fn read(s: &Section<'_>) -> Self {
+        let doc = "Clients send it as `Authorization: Bearer`. Without it /admin answers only to clients on this machine; set it when another program on this machine, such as a proxy, passes on requests of others.";
+        AdminSettings {
+            token: s.secret("token", doc).map(Secret),
         }
     }
 }

@@ -7,13 +7,13 @@ use crate::support::{Client, DEADLINE, Gateway, Request, Upstream, Wire, wait_un
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-const GUESSING: &str = "selection_strategy: RoundRobin
+pub const GUESSING: &str = "selection_strategy: RoundRobin
 prefix_routing: { enabled: false }
 kv_cache_index: { enabled: true }
 ";
 
 /// Answers a completion that took so many tokens of a prompt of 1000 from its cache.
-fn completion(wire: &mut Wire, cached: u64) {
+pub fn completion(wire: &mut Wire, cached: u64) {
     wire.json(
         "200 OK",
         &format!(
@@ -23,7 +23,7 @@ fn completion(wire: &mut Wire, cached: u64) {
 }
 
 /// A chat of so many turns after a system prompt, each long enough to count.
-fn conversation(name: &str, turns: usize) -> String {
+pub fn conversation(name: &str, turns: usize) -> String {
     let turn = |n: usize| {
         format!(
             r#",{{"role":"user","content":"{name} {n} {}"}}"#,
@@ -47,7 +47,7 @@ fn two(script: impl Fn(&Request, &mut Wire) + Clone + Send + Sync + 'static) -> 
 }
 
 #[test]
-fn conversations_stay_where_they_were_though_the_engines_announce_nothing() {
+pub fn conversations_stay_where_they_were_though_the_engines_announce_nothing() {
     let [a, b] = two(|_, wire| completion(wire, 0));
     let gateway = Gateway::start(&[("a", &a), ("b", &b)], GUESSING);
     assert_eq!(mode(&gateway, "a"), "approximate");
@@ -117,7 +117,7 @@ fn tokens() -> Vec<u32> {
     (0..128).map(|i| i * 7 % 1000 + 10).collect()
 }
 
-fn token_prompt() -> String {
+pub fn token_prompt() -> String {
     format!(r#"{{"model":"m","max_tokens":1,"prompt":{:?}}}"#, tokens())
 }
 
@@ -138,7 +138,7 @@ fn stored() -> String {
 }
 
 /// An engine that announces the prompt on a rank, and claims to have so many of its tokens cached.
-fn announcing(rank: u32, cached: Arc<AtomicU64>) -> Upstream {
+pub fn announcing(rank: u32, cached: Arc<AtomicU64>) -> Upstream {
     Upstream::start(move |request, wire| {
         let upgrade = request.header("upgrade").is_some();
         match request.path() {
@@ -151,7 +151,7 @@ fn announcing(rank: u32, cached: Arc<AtomicU64>) -> Upstream {
     })
 }
 
-fn exact_gateway(announcer: &Upstream, other: &Upstream, dp_size: u32) -> Gateway {
+pub fn exact_gateway(announcer: &Upstream, other: &Upstream, dp_size: u32) -> Gateway {
     let events = format!("http://{}/v1/kv_events", announcer.address);
     let settings = format!(
         "{}  event_sources:\n    - {{ backend_name: a, endpoint: '{events}', dp_size: {dp_size} }}\n",

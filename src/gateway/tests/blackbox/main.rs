@@ -6,6 +6,7 @@
 mod support;
 
 mod abort;
+mod admin;
 mod body;
 mod breaker;
 mod cancellation;

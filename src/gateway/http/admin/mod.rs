@@ -1,0 +1,99 @@
+//! `/admin/…`: what the router knows, for its operators. Open to this machine alone, or to those
+//! who have the token.
+
+mod explain;
+mod kv_index;
+
+use super::error::Refusal;
+use super::{only, read, request_id, worker};
+use actix_web::web::{self, Payload, ServiceConfig};
+use actix_web::{HttpRequest, HttpResponse};
+use actors::backend::Secret;
+use std::net::IpAddr;
+
+/// Registers the paths.
+pub fn configure(config: &mut ServiceConfig) {
+    config.service(read("/admin/kv-index", kv_index_path));
+    config.service(only("/admin/explain").route(web::post().to(explain_path)));
+}
+
+async fn kv_index_path(request: HttpRequest) -> HttpResponse {
+    match admit(&request) {
+        Ok(()) => kv_index::show(&worker(&request).gateway),
+        Err(refusal) => refusal.response(&request_id(&request)),
+    }
+}
+
+async fn explain_path(request: HttpRequest, payload: Payload) -> HttpResponse {
+    let explained = match admit(&request) {
+        Ok(()) => explain::explain(&request, payload).await,
+        Err(refusal) => Err(refusal),
+    };
+    explained.unwrap_or_else(|refusal| refusal.response(&request_id(&request)))
+}
+
+fn admit(request: &HttpRequest) -> Result<(), Refusal> {
+    let header = |name: &str| request.headers().get(name).map(|value| value.as_bytes());
+    let bearer = header("authorization").and_then(|value| value.strip_prefix(b"Bearer "));
+    let peer = request.peer_addr().map(|peer| peer.ip());
+    let worker = worker(request);
+    let token = worker.gateway.settings.admin.token.as_ref();
+    may_ask(token, bearer.or_else(|| header("x-api-key")), peer)
+}
+
+/// With a token: whoever has it. Without: whoever is on this machine.
+fn may_ask(
+    token: Option<&Secret>,
+    given: Option<&[u8]>,
+    peer: Option<IpAddr>,
+) -> Result<(), Refusal> {
+    match (token, given) {
+        (Some(token), Some(given)) if equal_in_constant_time(given, token.0.as_bytes()) => Ok(()),
+        (Some(_), _) => Err(Refusal::NoAdminToken),
+        (None, _) if peer.is_some_and(|peer| peer.to_canonical().is_loopback()) => Ok(()),
+        (None, _) => Err(Refusal::AdminFromAfar),
+    }
+}
+
+/// Takes as long for any two texts of these lengths.
+fn equal_in_constant_time(a: &[u8], b: &[u8]) -> bool {
+    let differences = a.iter().zip(b).fold(0u8, |all, (a, b)| all | (a ^ b));
+    a.len() == b.len() && std::hint::black_box(differences) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_token_only_this_machine_may_ask_and_with_one_only_who_has_it() {
+        let peer = |text: &str| Some(text.parse().unwrap());
+        for (address, allowed) in [
+            ("127.0.0.1", true),
+            ("127.8.9.1", true),
+            ("::1", true),
+            ("::ffff:127.0.0.1", true),
+            ("10.0.0.7", false),
+            ("::ffff:10.0.0.7", false),
+        ] {
+            assert_eq!(
+                may_ask(None, None, peer(address)).is_ok(),
+                allowed,
+                "{address}"
+            );
+        }
+        assert!(may_ask(None, Some(b"x"), None).is_err());
+        let token = Secret("secret".into());
+        for (given, allowed) in [
+            (None, false),
+            (Some(&b"secret"[..]), true),
+            (Some(b"secreT"), false),
+            (Some(b"secret1"), false),
+            (Some(b"secre"), false),
+            (Some(b""), false),
+        ] {
+            let found = may_ask(Some(&token), given, peer("127.0.0.1"));
+            assert_eq!(found.is_ok(), allowed, "{given:?}");
+        }
+    }
+}
