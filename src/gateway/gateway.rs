@@ -3,6 +3,7 @@
 use crate::kv::TokenCache;
 use crate::settings::Settings;
 use crate::telemetry::handles::Handles;
+use crate::tokenize::Encoders;
 use crate::upstream::Client;
 use actors::directory::Directory;
 use actors::kv_index::KvIndexHandle;
@@ -12,7 +13,7 @@ use routing::retry::RetryBudget;
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 /// Shared by all worker threads.
 pub struct Gateway {
@@ -22,6 +23,10 @@ pub struct Gateway {
     pub directory: Directory,
     /// Who holds which KV blocks, when `kv_cache_index` is on.
     pub kv: Option<KvIndexHandle>,
+    /// Makes tokens of prompts, by model.
+    pub encoders: Encoders,
+    /// Threads that may encode at one time.
+    pub encoding: Arc<Semaphore>,
     /// Starts a router per thread.
     pub router: RouterSeed,
     /// Requests being served.

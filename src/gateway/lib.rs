@@ -9,4 +9,5 @@ pub mod proxy;
 pub mod settings;
 pub mod startup;
 pub mod telemetry;
+pub mod tokenize;
 pub mod upstream;

@@ -3,10 +3,11 @@
 
 use crate::gateway::{Buffered, Gateway, Phase, Phases, Requests, Worker};
 use crate::http;
-use crate::kv::{TokenCache, wiring};
+use crate::kv::{TokenCache, parity, wiring};
 use crate::settings::Settings;
 use crate::telemetry::handles::Handles;
 use crate::telemetry::{export, log};
+use crate::tokenize;
 use crate::upstream::{Client, ClientSettings, HttpProber};
 use actix_web::dev::{Server, ServerHandle};
 use actix_web::rt::net::TcpStream;
@@ -27,6 +28,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Semaphore;
 use tracing::{error, info, warn};
 
 /// How often idle upstream connections are looked through.
@@ -125,6 +127,7 @@ pub fn start(mut settings: Settings) -> std::io::Result<Running> {
             "this section is checked but not active in this version"
         );
     }
+    let encoders = tokenize::load(&settings)?;
     let client = Client::new(client_settings(&settings));
     let kv = wiring::wire(&mut settings, &client).map(|kv| KvIndex::supervised(kv).1);
     let prober = HttpProber::new(
@@ -142,6 +145,8 @@ pub fn start(mut settings: Settings) -> std::io::Result<Running> {
         router: RouterSeed::new(directory.clone(), rules),
         directory,
         kv,
+        encoders,
+        encoding: Arc::new(Semaphore::new(encoding_threads())),
         requests: Requests::default(),
         buffered: Buffered::new(settings.server.max_buffered_request_bytes),
         phase: Phases::default(),
@@ -152,6 +157,9 @@ pub fn start(mut settings: Settings) -> std::io::Result<Running> {
     let handle = server.handle();
     actix_rt::spawn(server);
     actix_rt::spawn(upkeep(gateway.clone()));
+    if gateway.settings.kv_cache_index.parity_check {
+        actix_rt::spawn(parity::watch(gateway.clone(), client));
+    }
     let backends = gateway.settings.backends.len();
     info!(%address, backends, workers = gateway.settings.server.workers, strategy = ?gateway.settings.selection_strategy, version = env!("CARGO_PKG_VERSION"), "serving");
     Ok(Running {
@@ -160,6 +168,11 @@ pub fn start(mut settings: Settings) -> std::io::Result<Running> {
         cluster,
         server: handle,
     })
+}
+
+/// One for each core: more would only wait for each other.
+fn encoding_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn client_settings(settings: &Settings) -> ClientSettings {

@@ -1,7 +1,8 @@
 //! Asks the index about a request: by its tokens where backends announce what they hold, by its
 //! text where that is only guessed.
 
-use super::tokens::{self, TokenView};
+use super::prompt::PromptView;
+use super::tokens;
 use super::wiring::BASE_REALM;
 use crate::gateway::Worker;
 use crate::proxy::Call;
@@ -65,7 +66,7 @@ pub async fn find(call: &Call, worker: &Worker) -> Option<Found> {
 /// Looks a request up; answers why nothing can be known of it, where that is so.
 pub async fn look(call: &Call, worker: &Worker, kv: &KvIndexHandle) -> Result<Found, &'static str> {
     let pool = Pool::of(call, worker)?;
-    let view = TokenView::parse(&call.body).ok_or("no_tokens")?;
+    let view = PromptView::parse(&call.body).ok_or("no_tokens")?;
     let chains = cut(call, &view, worker, &pool).await?;
     let shard = kv.shard.load();
     let shard = shard.as_ref().clone().ok_or("no_index")?;
@@ -97,7 +98,7 @@ fn overlap((cut, runs): (&Cut, Vec<Run>)) -> PromptOverlap {
 /// Cuts a prompt in every way that some backend needs.
 async fn cut(
     call: &Call,
-    view: &TokenView<'_>,
+    view: &PromptView<'_>,
     worker: &Worker,
     pool: &Pool,
 ) -> Result<Vec<Cut>, &'static str> {
@@ -105,12 +106,8 @@ async fn cut(
     let mut missing = "no_events";
     if let Some(engine) = &pool.engine {
         let tokens = tokens::of(call, view, worker, engine).await;
-        missing = if tokens.is_some() {
-            "too_short"
-        } else {
-            "no_tokens"
-        };
-        for &block_size in pool.block_sizes.iter().filter(|_| tokens.is_some()) {
+        missing = tokens.as_ref().err().unwrap_or(&"too_short");
+        for &block_size in pool.block_sizes.iter().filter(|_| tokens.is_ok()) {
             let tokens = tokens.as_deref().unwrap_or_default();
             let realm = Realm {
                 model: if pool.is_base {
@@ -143,7 +140,7 @@ async fn cut(
     }
 }
 
-fn by_text(call: &Call, view: &TokenView<'_>) -> Option<Cut> {
+fn by_text(call: &Call, view: &PromptView<'_>) -> Option<Cut> {
     let (head, text) = view.text(call.route)?;
     Some(Cut {
         basis: Basis::Text,

@@ -3,9 +3,12 @@
 
 mod dispatch;
 pub mod lookup;
+pub mod parity;
+mod prompt;
+mod remote_tokens;
 mod tokens;
 pub mod wiring;
 
 pub use dispatch::Dispatch;
 pub use lookup::Found;
-pub use tokens::TokenCache;
+pub use remote_tokens::TokenCache;

@@ -204,6 +204,16 @@ impl KvIndexSettings {
                 faults.push(Fault::new(path("backend_name"), message));
             }
         }
+        for (model, from) in &self.tokenizers {
+            if let Tokenizer::Local(path) = from
+                && !path.exists()
+            {
+                faults.push(Fault::new(
+                    format!("kv_cache_index.tokenizers.{model}"),
+                    format!("there is nothing at {}; give the path of a tokenizer.json or its directory, backend, or none", path.display()),
+                ));
+            }
+        }
         if self.enabled && self.shared && !redis {
             faults.push(Fault::new(
                 "response_cache.redis.url",

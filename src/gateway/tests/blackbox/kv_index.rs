@@ -78,6 +78,11 @@ impl Engines {
     }
 
     fn gateway(&self, http: &str) -> Gateway {
+        self.gateway_with(http, false, "")
+    }
+
+    /// With or without the probe prompt, and further keys of `kv_cache_index`.
+    fn gateway_with(&self, http: &str, parity: bool, extra: &str) -> Gateway {
         let (mut backends, mut sources) = (String::new(), String::new());
         for (at, url) in self.urls.iter().enumerate() {
             backends += &format!("  - {{ name: e{at}, url: '{url}', models: [sim-model] }}\n");
@@ -90,7 +95,7 @@ impl Engines {
             );
         }
         let settings = format!(
-            "selection_strategy: RoundRobin\nprefix_routing: {{ enabled: false }}\nkv_cache_index:\n  enabled: true\n  event_sources:\n{}",
+            "selection_strategy: RoundRobin\nprefix_routing: {{ enabled: false }}\nkv_cache_index:\n  enabled: true\n  parity_check: {parity}\n{extra}  event_sources:\n{}",
             sources.replace("  - ", "    - ")
         );
         let gateway = Gateway::with(&backends, &settings);
@@ -283,6 +288,105 @@ fn a_restarted_engine_is_not_believed_to_hold_what_it_held() {
         answer.header("x-tidegate-route") == Some("strategy")
             || answer.header("x-tidegate-overlap") != Some("20/20")
     });
+}
+
+/// Where the simulator's own vocabulary and chat template lie.
+const VOCABULARY: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../load-tests/engine-sim/assets"
+);
+
+fn until_parity(gateway: &Gateway, expected: &str) {
+    wait_until("every engine was compared", DEADLINE, || {
+        let kv = gateway.inner.kv.as_ref().unwrap();
+        let members = kv.members.iter();
+        members
+            .map(|m| m.standing.parity().as_str())
+            .all(|parity| parity == expected)
+    });
+}
+
+fn modes(gateway: &Gateway) -> Vec<&'static str> {
+    let members = gateway.inner.kv.as_ref().unwrap().members.iter();
+    members.map(|m| m.standing.mode().0.as_str()).collect()
+}
+
+#[test]
+fn a_probe_prompt_shows_that_tokens_and_blocks_are_as_expected() {
+    let by_http = http_engines(2);
+    let gateway = by_http.gateway_with("http", true, "");
+    until_parity(&gateway, "holds");
+    assert_eq!(modes(&gateway), ["exact"; 2]);
+    let own = format!("  tokenizers: {{ sim-model: '{VOCABULARY}' }}\n");
+    let by_zmq = Engines::start(vec![zmq_config(|_| {}), zmq_config(|_| {})]);
+    let gateway = by_zmq.gateway_with("tcp", true, &own);
+    until_parity(&gateway, "holds");
+    assert_eq!(modes(&gateway), ["exact"; 2]);
+}
+
+#[test]
+fn a_chat_template_that_is_not_the_engines_is_found_out_at_the_start() {
+    let other = std::env::temp_dir().join(format!("tidegate-vocabulary-{}", std::process::id()));
+    std::fs::create_dir_all(&other).unwrap();
+    let copied = std::fs::copy(
+        format!("{VOCABULARY}/tokenizer.json"),
+        other.join("tokenizer.json"),
+    );
+    let template = "{{ messages[0].content }}<|eot_id|>";
+    copied
+        .and_then(|_| std::fs::write(other.join("chat_template.jinja"), template))
+        .unwrap();
+    let own = format!("  tokenizers: {{ sim-model: '{}' }}\n", other.display());
+    let engines = http_engines(2);
+    let gateway = engines.gateway_with("http", true, &own);
+    until_parity(&gateway, "tokens_differ");
+    assert_eq!(modes(&gateway), ["approximate"; 2]);
+    std::fs::remove_dir_all(&other).unwrap();
+}
+
+/// A chat of so many turns, each long enough to fill blocks.
+fn long_chat(turns: usize) -> String {
+    let text = "The tide comes in and the tide goes out again. ".repeat(30);
+    let turn = |n: usize| {
+        let role = if n % 2 == 0 { "user" } else { "assistant" };
+        format!(r#"{{"role":"{role}","content":"{n} {text}"}}"#)
+    };
+    let messages: Vec<String> = (0..turns).map(turn).collect();
+    format!(
+        r#"{{"model":"sim-model","max_tokens":2,"temperature":0,"messages":[{}]}}"#,
+        messages.join(",")
+    )
+}
+
+#[test]
+fn chats_are_tokenised_here_by_the_models_own_vocabulary_and_template() {
+    let engines = http_engines(2);
+    let own = format!("  tokenizers: {{ sim-model: '{VOCABULARY}' }}\n");
+    let gateway = engines.gateway_with("http", true, &own);
+    until_parity(&gateway, "holds");
+    let chat = |turns| {
+        let answer = Client::connect(&gateway).post("/v1/chat/completions", "", long_chat(turns));
+        assert_eq!(answer.status, 200, "{answer:?}");
+        answer
+    };
+    let home = chat(1).backend().to_owned();
+    for turns in [3, 5, 7] {
+        let before = gateway.metric("tidegate_kv_prediction_error_tokens_total", &[]);
+        wait_until("the turn goes where the last one was", DEADLINE, || {
+            let answer = chat(turns);
+            let all = answer
+                .header("x-tidegate-overlap")
+                .unwrap_or("0/1")
+                .to_owned();
+            let (blocks, of) = all.split_once('/').unwrap();
+            answer.backend() == home && blocks == of
+        });
+        let error = gateway.metric("tidegate_kv_prediction_error_tokens_total", &[]) - before;
+        assert!(
+            error < 64.0,
+            "what was predicted was cached: {error} tokens off"
+        );
+    }
 }
 
 #[test]

@@ -3,9 +3,9 @@
 
 use crate::support::client::Answer;
 
-use crate::support::{Client, DEADLINE, Gateway, Request, Upstream, Wire, wait_until};
+use crate::support::{Client, DEADLINE, Gateway, Request, Upstream, Wire, ms, wait_until};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 pub const GUESSING: &str = "selection_strategy: RoundRobin
 prefix_routing: { enabled: false }
@@ -151,16 +151,23 @@ pub fn announcing(rank: u32, cached: Arc<AtomicU64>) -> Upstream {
     })
 }
 
-pub fn exact_gateway(announcer: &Upstream, other: &Upstream, dp_size: u32) -> Gateway {
+fn gateway_with_events(
+    announcer: &Upstream,
+    other: &Upstream,
+    source: &str,
+    parity: bool,
+) -> Gateway {
     let events = format!("http://{}/v1/kv_events", announcer.address);
+    let index = format!("\n  enabled: true\n  parity_check: {parity}");
     let settings = format!(
-        "{}  event_sources:\n    - {{ backend_name: a, endpoint: '{events}', dp_size: {dp_size} }}\n",
-        GUESSING.replace(
-            "{ enabled: true }",
-            "\n  enabled: true\n  parity_check: false"
-        )
+        "{}  event_sources:\n    - {{ backend_name: a, endpoint: '{events}', {source} }}\n",
+        GUESSING.replace("{ enabled: true }", &index)
     );
-    let gateway = Gateway::start(&[("a", announcer), ("b", other)], &settings);
+    Gateway::start(&[("a", announcer), ("b", other)], &settings)
+}
+
+pub fn exact_gateway(announcer: &Upstream, other: &Upstream, dp_size: u32) -> Gateway {
+    let gateway = gateway_with_events(announcer, other, &format!("dp_size: {dp_size}"), false);
     wait_until("the announced blocks are known", DEADLINE, || {
         gateway.inner.kv.as_ref().unwrap().gauges.load().applied >= 8
     });
@@ -216,4 +223,47 @@ fn events_that_predict_wrongly_are_no_longer_believed() {
         mode(&gateway, "a") != "exact"
     });
     gateway.assert_idle();
+}
+
+/// An engine that announces something after it computed a prompt, and never what it computed.
+fn lying() -> Upstream {
+    let computed = Arc::new(AtomicBool::new(false));
+    Upstream::start(move |request, wire| match request.path() {
+        "/v1/kv_events" if request.header("upgrade").is_some() => {
+            wire.json("404 Not Found", "{}");
+        }
+        "/v1/kv_events" => {
+            wire.write("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n");
+            while !computed.load(Relaxed) && wire.is_open() {
+                wire.look(ms(5));
+            }
+            let frame = format!(r#"{{"seq":0,"ts":1.0,"events":[{}]}}"#, stored());
+            wire.write(format!("id: 0\ndata: {frame}\n\n"));
+            wire.hang();
+        }
+        "/tokenize" => {
+            let tokens: Vec<u32> = (0..200).collect();
+            wire.json("200 OK", &format!(r#"{{"tokens":{tokens:?}}}"#));
+        }
+        _ => {
+            computed.store(true, Relaxed);
+            completion(wire, 0);
+        }
+    })
+}
+
+#[test]
+fn an_engine_whose_events_lack_what_it_computed_is_not_believed() {
+    let (a, b) = (lying(), Upstream::start(|_, wire| completion(wire, 0)));
+    let gateway = gateway_with_events(&a, &b, "dp_size: 1", true);
+    wait_until("the probe prompt was compared", DEADLINE, || {
+        let kv = gateway.inner.kv.as_ref().unwrap();
+        kv.members[0].standing.parity().as_str() == "blocks_differ"
+    });
+    assert_eq!(mode(&gateway, "a"), "approximate");
+    let computed = |request: &Request| request.path() == "/v1/completions";
+    let probes: Vec<Request> = a.requests().into_iter().filter(computed).collect();
+    assert_eq!(probes.len(), 1);
+    let prompt = probes[0].json()["prompt"].as_array().unwrap().len();
+    assert_eq!(prompt, 200, "what its own /tokenize made");
 }
