@@ -80,7 +80,7 @@ proptest! {
 
 fn chat(turns: usize) -> serde_json::Map<String, Json> {
     let turn = |n: usize| {
-        let role = if n % 2 == 0 { "user" } else { "assistant" };
+        let role = ["user", "assistant"][n % 2];
         json!({"role": role, "content": format!("Turn {n}: {}", "some words ".repeat(20))})
     };
     let mut messages = vec![json!({"role": "system", "content": "Be brief."})];

@@ -348,7 +348,7 @@ fn a_chat_template_that_is_not_the_engines_is_found_out_at_the_start() {
 fn long_chat(turns: usize) -> String {
     let text = "The tide comes in and the tide goes out again. ".repeat(30);
     let turn = |n: usize| {
-        let role = if n % 2 == 0 { "user" } else { "assistant" };
+        let role = ["user", "assistant"][n % 2];
         format!(r#"{{"role":"{role}","content":"{n} {text}"}}"#)
     };
     let messages: Vec<String> = (0..turns).map(turn).collect();
