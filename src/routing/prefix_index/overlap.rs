@@ -1,7 +1,9 @@
 //! From a prompt's chain to runs of blocks per holder.
 
 use super::HolderId;
-use super::residency::{Blocks, Tier};
+use super::holder_sets::{Member, SetId};
+use super::ledger::Ledger;
+use super::tier::Tier;
 use crate::block::BlockHash;
 
 /// Consecutive blocks of a prompt that one holder has in one tier.
@@ -17,36 +19,83 @@ pub struct Run {
     pub to: u32,
 }
 
-/// All runs up to the first block that nobody has, by their beginnings.
-pub(super) fn find(blocks: &Blocks, chain: &[BlockHash]) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
-    // runs that reach the block before, and those that reach this one
-    let (mut open, mut reached): (Vec<usize>, Vec<usize>) = (Vec::new(), Vec::new());
-    for (at, own) in (0u32..).zip(chain) {
-        reached.clear();
-        for (holder, tier) in blocks.holders(*own) {
-            // holders mostly stand in the same order from block to block
-            let likely = open.get(reached.len()).copied();
-            let is_it = |run: &usize| runs[*run].holder == holder && runs[*run].tier == tier;
-            let continued = likely
-                .filter(is_it)
-                .or_else(|| open.iter().copied().find(is_it));
-            let run = continued.unwrap_or_else(|| {
-                runs.push(Run {
-                    holder,
-                    tier,
-                    from: at,
-                    to: at,
-                });
-                runs.len() - 1
-            });
-            runs[run].to = at + 1;
-            reached.push(run);
-        }
-        if reached.is_empty() {
+/// All runs up to the first block that nobody has, by their beginnings. Blocks that stand side by
+/// side and have the same set of holders are only counted.
+pub(super) fn find(ledger: &Ledger, chain: &[BlockHash]) -> Vec<Run> {
+    let mut runs = Runs::default();
+    let (mut at, mut before, mut set) = (0, None, SetId::EMPTY);
+    while let Some(own) = chain.get(at) {
+        let Some(place) = ledger.blocks.find(before, *own) else {
+            break;
+        };
+        let holders = ledger.blocks[place].holders;
+        if holders == SetId::EMPTY {
             break;
         }
-        std::mem::swap(&mut open, &mut reached);
+        if holders != set {
+            runs.turn(ledger, (set, holders), at as u32);
+            set = holders;
+        }
+        let behind = &ledger.blocks.as_slice()[place as usize..];
+        let stretch = behind.iter().zip(&chain[at..]);
+        let length = stretch
+            .take_while(|(block, own)| block.own == **own && block.holders == holders)
+            .count();
+        at += length;
+        before = Some(place + length as u32 - 1);
     }
-    runs
+    runs.end(at as u32)
+}
+
+#[derive(Default)]
+struct Runs {
+    runs: Vec<Run>,
+    // the run of each member of the set that was last turned to
+    open: Vec<usize>,
+    next: Vec<usize>,
+}
+
+impl Runs {
+    /// From block `at` on another set of holders has the prompt.
+    fn turn(&mut self, ledger: &Ledger, (from, to): (SetId, SetId), at: u32) {
+        let old = ledger.sets.members(from);
+        let mut old = old.iter().zip(self.open.drain(..)).peekable();
+        let new = ledger.sets.members(to);
+        self.next.clear();
+        self.next.reserve(new.len());
+        self.runs.reserve(new.len());
+        for member in new {
+            while let Some((_, run)) = old.next_if(|(other, _)| *other < member) {
+                self.runs[run].to = at;
+            }
+            let run = match old.next_if(|(other, _)| *other == member) {
+                Some((_, run)) => run,
+                None => {
+                    self.runs.push(begun(ledger, *member, at));
+                    self.runs.len() - 1
+                }
+            };
+            self.next.push(run);
+        }
+        for (_, run) in old {
+            self.runs[run].to = at;
+        }
+        std::mem::swap(&mut self.open, &mut self.next);
+    }
+
+    fn end(mut self, at: u32) -> Vec<Run> {
+        for run in self.open {
+            self.runs[run].to = at;
+        }
+        self.runs
+    }
+}
+
+fn begun(ledger: &Ledger, member: Member, at: u32) -> Run {
+    Run {
+        holder: ledger.holders[member.holder()].id,
+        tier: member.tier(),
+        from: at,
+        to: at,
+    }
 }
