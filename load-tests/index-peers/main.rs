@@ -32,6 +32,9 @@ struct Args {
     /// Workers name a block each in their own way; else alike
     #[arg(long)]
     own_names: bool,
+    /// Only ours and ChainIndex
+    #[arg(long)]
+    quick: bool,
     /// How often all of it is done
     #[arg(long, default_value_t = 3)]
     rounds: u32,
@@ -62,19 +65,22 @@ fn main() -> std::io::Result<()> {
             args.workers, args.blocks
         );
         for _ in 0..args.rounds {
-            round(shape, &ops);
+            round(shape, &ops, args.quick);
         }
     }
     Ok(())
 }
 
-fn round(shape: Shape, ops: &[Op]) {
+fn round(shape: Shape, ops: &[Op], quick: bool) {
     let (ours, index) = replay(ops, || Ours::new(shape.recorded_block_size()));
     let pairs = index.index.entries();
     drop(index);
     println!("{}", ours.row(pairs));
     let chain_index = chain_index::measure(shape, ops);
     beside(&ours, &chain_index, pairs);
+    if quick {
+        return;
+    }
     let radix_tree = radix_tree::measure(shape, ops);
     beside(&ours, &radix_tree, pairs);
 }

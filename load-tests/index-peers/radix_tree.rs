@@ -12,12 +12,25 @@ use dynamo_kv_router::protocols::{
 use index_bench::fleet::{Op, Shape};
 use index_bench::replay::{Measured, Subject, replay};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 struct Peer {
     tree: Arc<ConcurrentRadixTreeCompressed>,
-    tasks: flume::Sender<WorkerTask>,
+    // none when it is over
+    tasks: Option<flume::Sender<WorkerTask>>,
+    thread: Option<JoinHandle<()>>,
     block_size: u32,
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // what it holds is gone before the next one is measured
+        self.tasks = None;
+        if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
+            eprintln!("its thread has panicked");
+        }
+    }
 }
 
 enum Ready {
@@ -83,7 +96,8 @@ impl Subject for Peer {
         let (resp, applied) = tokio::sync::oneshot::channel();
         let event = event.clone();
         let task = WorkerTask::EventWithAck { event, resp };
-        self.tasks.send(task).expect("its thread runs");
+        let tasks = self.tasks.as_ref().expect("open until the end");
+        tasks.send(task).expect("its thread runs");
         let applied = applied.blocking_recv().expect("its thread answers");
         assert!(applied, "an event that the tree refuses");
     }
@@ -127,10 +141,13 @@ pub fn measure(shape: Shape, ops: &[Op]) -> Measured {
         let tree = Arc::new(ConcurrentRadixTreeCompressed::new());
         let (tasks, queue) = flume::unbounded();
         let its = tree.clone();
-        std::thread::spawn(move || its.worker(queue, None));
+        let thread = std::thread::spawn(move || {
+            its.worker(queue, None).expect("all events apply");
+        });
         Peer {
             tree,
-            tasks,
+            tasks: Some(tasks),
+            thread: Some(thread),
             block_size,
         }
     };

@@ -9,7 +9,7 @@ use super::tier::Tier;
 
 /// A set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct SetId(u32);
+pub(super) struct SetId(pub(super) u32);
 
 impl SetId {
     /// Nobody.

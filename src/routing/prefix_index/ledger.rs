@@ -45,6 +45,13 @@ impl Ledger {
         names.find(spread(name), |place| self.holdings[place].name == name)
     }
 
+    /// Looks at where hashes stand of which each will be needed in a moment. A search waits for
+    /// memory, and many that do not wait for each other do so at the same time.
+    pub(super) fn warm(&self, holder: HolderNumber, names: &[u64]) {
+        let names_of = &self.holders[holder].names;
+        names_of.warm(names.iter().map(|name| spread(*name)));
+    }
+
     /// A holder's record of a block that it has now. `guess` is looked at first.
     pub(super) fn held(
         &self,

@@ -92,6 +92,14 @@ pub enum Afterwards {
     GoneFrom(HolderId),
 }
 
+/// Engines' hashes that are looked up ahead: enough to wait for memory side by side, few enough to
+/// be in the cache still when their turn comes.
+const WARMED: usize = 32;
+
+fn batch(hashes: &[u64], from: usize) -> &[u64] {
+    &hashes[from..hashes.len().min(from + WARMED)]
+}
+
 /// Blocks of dispatches whose time is over that one sweep ends, for each block of its budget.
 const DUE_PER_BUDGET: usize = 20;
 
@@ -171,7 +179,11 @@ impl PrefixIndex {
         };
         let mut applied = Applied::default();
         let size = run.realm.block_size.max(1) as usize;
-        for (hash, tokens) in run.hashes.iter().zip(run.tokens.chunks_exact(size)) {
+        let blocks = run.hashes.iter().zip(run.tokens.chunks_exact(size));
+        for (at, (hash, tokens)) in blocks.enumerate() {
+            if at % WARMED == 0 {
+                ledger.warm(holder, batch(run.hashes, at));
+            }
             let known = ledger.named(holder, *hash);
             if known.is_none() && ledger.names_of(holder) >= self.limits.max_entries {
                 applied.unknown += 1;
@@ -207,7 +219,10 @@ impl PrefixIndex {
             Afterwards::Gone => None,
         };
         let (mut applied, mut gone) = (Applied::default(), 0);
-        for hash in hashes {
+        for (at, hash) in hashes.iter().enumerate() {
+            if at % WARMED == 0 {
+                self.ledger.warm(number, batch(hashes, at));
+            }
             let removed = self.ledger.removed((number, tier), *hash, |ledger, block| {
                 match (afterwards, other) {
                     (Afterwards::KeptBy(_, tier), Some(other)) => {

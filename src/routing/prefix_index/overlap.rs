@@ -1,6 +1,7 @@
 //! From a prompt's chain to runs of blocks per holder.
 
 use super::HolderId;
+use super::blocks::Block;
 use super::holder_sets::{Member, SetId};
 use super::ledger::Ledger;
 use super::tier::Tier;
@@ -37,55 +38,72 @@ pub(super) fn find(ledger: &Ledger, chain: &[BlockHash]) -> Vec<Run> {
             set = holders;
         }
         let behind = &ledger.blocks.as_slice()[place as usize..];
-        let stretch = behind.iter().zip(&chain[at..]);
-        let length = stretch
-            .take_while(|(block, own)| block.own == **own && block.holders == holders)
-            .count();
+        let length = length_alike(behind, &chain[at..], holders);
         at += length;
         before = Some(place + length as u32 - 1);
     }
     runs.end(at as u32)
 }
 
+/// How far blocks are those of a chain and have these holders. Several are compared at once: stretches
+/// are long, and where one ends cannot be foreseen.
+fn length_alike(blocks: &[Block], chain: &[BlockHash], holders: SetId) -> usize {
+    const AT_ONCE: usize = 8;
+    let differ = |(block, own): (&Block, &BlockHash)| {
+        (block.own.0 ^ own.0) | u64::from(block.holders.0 ^ holders.0)
+    };
+    let several = blocks.chunks_exact(AT_ONCE).zip(chain.chunks_exact(AT_ONCE));
+    let alike = several.take_while(|(blocks, chain)| {
+        let pairs = blocks.iter().zip(*chain);
+        pairs.map(differ).fold(0, |all, one| all | one) == 0
+    });
+    let length = alike.count() * AT_ONCE;
+    let rest = blocks[length..].iter().zip(&chain[length..]);
+    length + rest.take_while(|pair| differ(*pair) == 0).count()
+}
+
 #[derive(Default)]
 struct Runs {
     runs: Vec<Run>,
     // the run of each member of the set that was last turned to
-    open: Vec<usize>,
-    next: Vec<usize>,
+    open: Vec<u32>,
+    next: Vec<u32>,
 }
 
 impl Runs {
     /// From block `at` on another set of holders has the prompt.
     fn turn(&mut self, ledger: &Ledger, (from, to): (SetId, SetId), at: u32) {
-        let old = ledger.sets.members(from);
-        let mut old = old.iter().zip(self.open.drain(..)).peekable();
+        // for those that end here; the others get a later end
+        for run in &self.open {
+            self.runs[*run as usize].to = at;
+        }
+        let mut old = ledger.sets.members(from);
         let new = ledger.sets.members(to);
+        let mut open = &self.open[..];
         self.next.clear();
         self.next.reserve(new.len());
         self.runs.reserve(new.len());
         for member in new {
-            while let Some((_, run)) = old.next_if(|(other, _)| *other < member) {
-                self.runs[run].to = at;
-            }
-            let run = match old.next_if(|(other, _)| *other == member) {
-                Some((_, run)) => run,
-                None => {
-                    self.runs.push(begun(ledger, *member, at));
-                    self.runs.len() - 1
-                }
+            let smaller = if old.first() == Some(member) {
+                0
+            } else {
+                old.partition_point(|other| other < member)
             };
-            self.next.push(run);
-        }
-        for (_, run) in old {
-            self.runs[run].to = at;
+            (old, open) = (&old[smaller..], &open[smaller..]);
+            if old.first() == Some(member) {
+                self.next.push(open[0]);
+                (old, open) = (&old[1..], &open[1..]);
+            } else {
+                self.next.push(self.runs.len() as u32);
+                self.runs.push(begun(ledger, *member, at));
+            }
         }
         std::mem::swap(&mut self.open, &mut self.next);
     }
 
     fn end(mut self, at: u32) -> Vec<Run> {
         for run in self.open {
-            self.runs[run].to = at;
+            self.runs[run as usize].to = at;
         }
         self.runs
     }
