@@ -5,13 +5,13 @@
 use super::holder_sets::SetId;
 use super::slab::{NOWHERE, Place, Slab};
 use super::table::Table;
+use super::turns::Turns;
 use crate::block::BlockHash;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Block {
     pub(super) own: BlockHash,
-    /// Who has it.
-    pub(super) holders: SetId,
+    holders: SetId,
     // the first record of a holder, or nowhere; the highest bit says whether it is a head
     first: u32,
 }
@@ -25,6 +25,11 @@ impl Block {
         holders: SetId::EMPTY,
         first: NOWHERE,
     };
+
+    /// Who has it.
+    pub(super) fn holders(&self) -> SetId {
+        self.holders
+    }
 
     pub(super) fn first(&self) -> Option<Place> {
         let first = self.first & NOWHERE;
@@ -45,6 +50,7 @@ impl Block {
 pub(super) struct Blocks {
     slab: Slab<Block>,
     heads: Table,
+    turns: Turns,
 }
 
 impl std::ops::Index<Place> for Blocks {
@@ -64,9 +70,10 @@ impl Blocks {
     /// Where a block is; `parent` is the block before it in its chain, if that is there.
     pub(super) fn find(&self, parent: Option<Place>, own: BlockHash) -> Option<Place> {
         if let Some(parent) = parent {
-            let next = parent + 1;
-            if self.slab.get(next).is_some_and(|block| block.own == own) {
-                return Some(next);
+            let next = self.slab.as_slice().get(parent as usize + 1);
+            // a free place shows no record
+            if next.is_some_and(|next| next.own == own && next.first().is_some()) {
+                return Some(parent + 1);
             }
         }
         self.heads.find(own.0, |place| self.slab[place].own == own)
@@ -79,6 +86,7 @@ impl Blocks {
             ..Block::BLANK
         };
         let place = self.slab.put(parent, fresh);
+        self.turns.cover(self.slab.len() + 1);
         if parent.is_none_or(|parent| parent + 1 != place) {
             self.make_head(place);
         }
@@ -94,10 +102,31 @@ impl Blocks {
                 .remove(block.own.0, place, |place| slab[place].own.0);
         }
         self.slab.take(place, Block::BLANK);
+        self.turns.set(place, true);
         // its child is found from here no longer
         if self.slab.get(place + 1).is_some_and(|next| !next.is_head()) {
             self.make_head(place + 1);
         }
+    }
+
+    /// From now on these have a block.
+    pub(super) fn set_holders(&mut self, place: Place, holders: SetId) {
+        self.slab[place].holders = holders;
+        let before = place.checked_sub(1).map(|before| &self.slab[before]);
+        let turns = |block: &Block, before: &Block| {
+            block.is_head() || block.holders != before.holders
+        };
+        let here = before.is_none_or(|before| turns(&self.slab[place], before));
+        self.turns.set(place, here);
+        if let Some(next) = self.slab.as_slice().get(place as usize + 1) {
+            let there = next.first().is_none() || turns(next, &self.slab[place]);
+            self.turns.set(place + 1, there);
+        }
+    }
+
+    /// How many blocks behind this one, at most `limit`, continue its chain with the same holders.
+    pub(super) fn continued(&self, place: Place, limit: usize) -> usize {
+        self.turns.clear_from(place as usize + 1, limit)
     }
 
     /// The child of a block that stands right behind it.
@@ -118,6 +147,7 @@ impl Blocks {
 
     fn make_head(&mut self, place: Place) {
         self.slab[place].first |= HEAD;
+        self.turns.set(place, true);
         let slab = &self.slab;
         let own = slab[place].own.0;
         self.heads.insert(own, place, |place| slab[place].own.0);
@@ -128,11 +158,16 @@ impl Blocks {
         for place in 0..self.slab.len() as Place {
             let Some(block) = self.slab.get(place) else {
                 assert_eq!(self.slab[place].holders, SetId::EMPTY);
+                assert_eq!(self.continued(place.max(1) - 1, 1), 0);
                 continue;
             };
             assert!(block.first().is_some(), "a block that nobody has");
             let listed = self.heads.find(block.own.0, |other| other == place);
             assert_eq!(listed.is_some(), block.is_head());
+            let before = self.slab.as_slice().get((place as usize).wrapping_sub(1));
+            let alike = before.is_some_and(|before| before.holders == block.holders);
+            let continued = place > 0 && self.continued(place - 1, 1) == 1;
+            assert_eq!(continued, alike && !block.is_head());
             if !block.is_head() {
                 assert!(self.is_live(place - 1), "found from a block that is gone");
             }

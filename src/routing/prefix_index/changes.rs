@@ -37,15 +37,20 @@ impl Ledger {
             return None;
         }
         let block = found.unwrap_or_else(|| self.blocks.add(before, own));
-        let place = known.unwrap_or_else(|| {
-            let held = self.held(holder, block, parent.map(|parent| parent + 1));
-            let unnamed = held.filter(|held| !self.holdings[*held].is_named());
-            let place = unnamed.unwrap_or_else(|| self.add(holder, block, parent));
-            self.give_name(place, name);
-            place
-        });
+        if let Some(place) = known {
+            self.holdings[place].add_copy(tier);
+            self.put((holder, tier), block, (Some(place), parent), now);
+            return Some(place);
+        }
+        let held = self.held(holder, block, parent.map(|parent| parent + 1));
+        let unnamed = held.filter(|held| !self.holdings[*held].is_named());
+        let place = unnamed.unwrap_or_else(|| self.add(holder, block, parent));
+        self.give_name(place, name);
         self.holdings[place].add_copy(tier);
-        self.put((holder, tier), block, (Some(place), parent), now);
+        // under a second name the block is there already
+        let at = held.unwrap_or(place);
+        self.holdings[at].touched = now;
+        self.set_tiers(at, self.holdings[at].tiers().with(tier));
         Some(place)
     }
 
@@ -65,10 +70,10 @@ impl Ledger {
         name: u64,
         afterwards: impl FnOnce(&mut Self, Place),
     ) -> Option<u32> {
-        let place = self.named(holder, name)?;
+        let (place, at) = self.named_at(holder, name)?;
         let left = self.holdings[place].take_copy(tier)?;
         if !self.holdings[place].has_copies() {
-            self.take_name(place);
+            self.take_name_at(place, at);
         }
         if left == 0 {
             let block = self.holdings[place].block;

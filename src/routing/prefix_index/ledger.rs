@@ -2,11 +2,11 @@
 //! means is said in `mod.rs`; here is what must change together.
 
 use super::blocks::Blocks;
-use super::holder_sets::HolderSets;
+use super::holder_sets::{HolderSets, SetId};
 use super::holders::{HolderNumber, Holders};
 use super::holding::Holding;
 use super::slab::{Place, Slab};
-use super::table::{PLACES_MAX, spread};
+use super::table::{PLACES_MAX, Position, spread};
 use super::tier::{Tier, Tiers};
 use super::{HolderId, Seconds};
 use crate::block::BlockHash;
@@ -52,6 +52,13 @@ impl Ledger {
         names_of.warm(names.iter().map(|name| spread(*name)));
     }
 
+    /// Finds the record that an engine's hash leads to, and where that stands.
+    pub(super) fn named_at(&self, holder: HolderNumber, name: u64) -> Option<(Place, Position)> {
+        let names = &self.holders[holder].names;
+        let at = names.position(spread(name), |place| self.holdings[place].name == name)?;
+        Some((names.at(at), at))
+    }
+
     /// A holder's record of a block that it has now. `guess` is looked at first.
     pub(super) fn held(
         &self,
@@ -70,7 +77,7 @@ impl Ledger {
         if let Some(right) = guess.filter(is_it) {
             return Some(right);
         }
-        self.sets.tier_of(self.blocks[block].holders, holder)?;
+        self.sets.tier_of(self.blocks[block].holders(), holder)?;
         let first = self.blocks[block].first();
         std::iter::successors(first, |place| self.holdings[*place].next()).find(is_it)
     }
@@ -103,12 +110,20 @@ impl Ledger {
 
     /// An engine's hash leads here no longer. The record stays while it has tiers.
     pub(super) fn take_name(&mut self, place: Place) {
+        let holding = &self.holdings[place];
+        if let Some((named, at)) = self.named_at(holding.holder(), holding.name) {
+            self.take_name_at(named, at);
+        }
+    }
+
+    /// The same, where the hash has been found at `at`.
+    pub(super) fn take_name_at(&mut self, place: Place, at: Position) {
         let holding = &mut self.holdings[place];
         let (holder, name) = (holding.holder(), holding.name);
         holding.clear_name();
         let holdings = &self.holdings;
         let names = &mut self.holders[holder].names;
-        names.remove(spread(name), place, |place| spread(holdings[place].name));
+        names.remove_at(spread(name), at, |place| spread(holdings[place].name));
     }
 
     /// A block is in these tiers for the holder of a record; with none and without a name the
@@ -121,11 +136,11 @@ impl Ledger {
         if before == after {
             return;
         }
-        let block = &mut self.blocks[block];
-        let was_held = block.holders != super::holder_sets::SetId::EMPTY;
-        block.holders = self.sets.change(block.holders, holder, after);
-        let is_held = block.holders != super::holder_sets::SetId::EMPTY;
-        self.held_blocks = self.held_blocks + usize::from(is_held) - usize::from(was_held);
+        let from = self.blocks[block].holders();
+        let to = self.sets.change(from, holder, after);
+        self.blocks.set_holders(block, to);
+        let (was, is) = (from != SetId::EMPTY, to != SetId::EMPTY);
+        self.held_blocks = self.held_blocks + usize::from(is) - usize::from(was);
         self.entries = self.entries + usize::from(after.is_some()) - usize::from(before.is_some());
     }
 
@@ -233,7 +248,7 @@ impl Ledger {
                     assert!(twice.is_none(), "two records say that it is there");
                 }
             }
-            let set = self.sets.members(block.holders).iter();
+            let set = self.sets.members(block.holders()).iter();
             let set: Vec<_> = set.map(|member| (member.holder(), member.tier())).collect();
             assert_eq!(
                 set,

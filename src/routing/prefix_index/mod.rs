@@ -22,6 +22,7 @@ mod slab;
 mod speculations;
 mod table;
 mod tier;
+mod turns;
 
 use crate::block::{BlockHash, Realm, next};
 use holders::HolderNumber;

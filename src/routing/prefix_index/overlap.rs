@@ -1,9 +1,10 @@
 //! From a prompt's chain to runs of blocks per holder.
 
 use super::HolderId;
-use super::blocks::Block;
+use super::blocks::Blocks;
 use super::holder_sets::{Member, SetId};
 use super::ledger::Ledger;
+use super::slab::Place;
 use super::tier::Tier;
 use crate::block::BlockHash;
 
@@ -21,7 +22,7 @@ pub struct Run {
 }
 
 /// All runs up to the first block that nobody has, by their beginnings. Blocks that stand side by
-/// side and have the same set of holders are only counted.
+/// side and have the same set of holders are jumped over.
 pub(super) fn find(ledger: &Ledger, chain: &[BlockHash]) -> Vec<Run> {
     let mut runs = Runs::default();
     let (mut at, mut before, mut set) = (0, None, SetId::EMPTY);
@@ -29,7 +30,7 @@ pub(super) fn find(ledger: &Ledger, chain: &[BlockHash]) -> Vec<Run> {
         let Some(place) = ledger.blocks.find(before, *own) else {
             break;
         };
-        let holders = ledger.blocks[place].holders;
+        let holders = ledger.blocks[place].holders();
         if holders == SetId::EMPTY {
             break;
         }
@@ -37,29 +38,32 @@ pub(super) fn find(ledger: &Ledger, chain: &[BlockHash]) -> Vec<Run> {
             runs.turn(ledger, (set, holders), at as u32);
             set = holders;
         }
-        let behind = &ledger.blocks.as_slice()[place as usize..];
-        let length = length_alike(behind, &chain[at..], holders);
-        at += length;
-        before = Some(place + length as u32 - 1);
+        let more = continued(&ledger.blocks, place, &chain[at + 1..]);
+        at += 1 + more;
+        before = Some(place + more as Place);
     }
     runs.end(at as u32)
 }
 
-/// How far blocks are those of a chain and have these holders. Several are compared at once: stretches
-/// are long, and where one ends cannot be foreseen.
-fn length_alike(blocks: &[Block], chain: &[BlockHash], holders: SetId) -> usize {
-    const AT_ONCE: usize = 8;
-    let differ = |(block, own): (&Block, &BlockHash)| {
-        (block.own.0 ^ own.0) | u64::from(block.holders.0 ^ holders.0)
-    };
-    let several = blocks.chunks_exact(AT_ONCE).zip(chain.chunks_exact(AT_ONCE));
-    let alike = several.take_while(|(blocks, chain)| {
-        let pairs = blocks.iter().zip(*chain);
-        pairs.map(differ).fold(0, |all, one| all | one) == 0
-    });
-    let length = alike.count() * AT_ONCE;
-    let rest = blocks[length..].iter().zip(&chain[length..]);
-    length + rest.take_while(|pair| differ(*pair) == 0).count()
+/// How many blocks of a chain stand behind `place`, with the same holders. The end of the stretch
+/// is looked at first; where that is another prompt's, the fork is searched by halves.
+fn continued(blocks: &Blocks, place: Place, chain: &[BlockHash]) -> usize {
+    let stretch = blocks.continued(place, chain.len());
+    let behind = &blocks.as_slice()[place as usize + 1..];
+    let is_chains = |at: usize| behind[at].own == chain[at];
+    if stretch == 0 || is_chains(stretch - 1) {
+        return stretch;
+    }
+    let (mut alike, mut other) = (0, stretch - 1);
+    while alike < other {
+        let middle = (alike + other) / 2;
+        if is_chains(middle) {
+            alike = middle + 1;
+        } else {
+            other = middle;
+        }
+    }
+    alike
 }
 
 #[derive(Default)]

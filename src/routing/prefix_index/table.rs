@@ -15,14 +15,60 @@ pub(super) const PLACES_MAX: usize = 1 << PLACE_BITS_MAX;
 /// Full up to this share of the slots: beyond, many rows overflow.
 const LOAD_MAX: (usize, usize) = (4, 5);
 
+// The first slots that are taken, then 0; and last a word of how many are taken, and how many
+// entries belong here or before and stand in a later row (a count that stays at its maximum).
 #[derive(Debug, Default, Clone, Copy)]
 #[repr(align(64))]
-struct Row {
-    // the first `taken` are; the others are 0
-    slots: [u32; ROW_SLOTS],
-    taken: u8,
-    // entries that belong here or before, and stand in a later row; stays at its maximum
-    passed: u16,
+struct Row([u32; ROW_SLOTS + 1]);
+
+const PASSED_ONE: u32 = 1 << 8;
+const PASSED_MAX: u32 = u32::MAX / PASSED_ONE;
+
+impl Row {
+    fn taken(&self) -> usize {
+        (self.0[ROW_SLOTS] % PASSED_ONE) as usize
+    }
+
+    fn passed(&self) -> u32 {
+        self.0[ROW_SLOTS] / PASSED_ONE
+    }
+
+    fn pass(&mut self) {
+        if self.passed() != PASSED_MAX {
+            self.0[ROW_SLOTS] += PASSED_ONE;
+        }
+    }
+
+    fn unpass(&mut self) {
+        if self.passed() != PASSED_MAX {
+            self.0[ROW_SLOTS] -= PASSED_ONE;
+        }
+    }
+
+    fn push(&mut self, slot: u32) {
+        self.0[self.taken()] = slot;
+        self.0[ROW_SLOTS] += 1;
+    }
+
+    fn swap_remove(&mut self, slot: usize) {
+        self.0[ROW_SLOTS] -= 1;
+        let last = self.taken();
+        self.0[slot] = self.0[last];
+        self.0[last] = 0;
+    }
+
+    /// Which slots show this mark above the place: a byte for each, 1 or 0, the first one lowest.
+    fn alike(&self, mark: u32, place_bits: u32) -> u128 {
+        let alike = self.0.map(|slot| u8::from(slot >> place_bits == mark));
+        u128::from_le_bytes(alike) & (u128::MAX >> 8)
+    }
+}
+
+/// Where an entry stands. Of use until the table changes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Position {
+    row: usize,
+    slot: usize,
 }
 
 /// See the module.
@@ -47,16 +93,20 @@ impl Table {
     /// Brings the rows of these hashes nearer.
     pub(super) fn warm(&self, hashes: impl Iterator<Item = u64>) {
         if !self.rows.is_empty() {
-            let rows = hashes.map(|hash| u32::from(self.rows[self.home(hash)].taken));
-            std::hint::black_box(rows.sum::<u32>());
+            let rows = hashes.map(|hash| self.rows[self.home(hash)].0[ROW_SLOTS]);
+            std::hint::black_box(rows.fold(0, |all, one| all ^ one));
         }
     }
 
     /// The place for which `is_it` says so, of those with this hash.
     #[inline]
     pub(super) fn find(&self, hash: u64, is_it: impl Fn(Place) -> bool) -> Option<Place> {
-        let (row, slot) = self.position(hash, is_it)?;
-        Some(self.place(self.rows[row].slots[slot]))
+        self.position(hash, is_it).map(|at| self.at(at))
+    }
+
+    /// The place that stands at a position.
+    pub(super) fn at(&self, at: Position) -> Place {
+        self.place(self.rows[at.row].0[at.slot])
     }
 
     /// Adds an entry that is not there. `hash_of` is asked when the table grows.
@@ -73,19 +123,19 @@ impl Table {
 
     /// Removes the entry of this hash and place.
     pub(super) fn remove(&mut self, hash: u64, place: Place, hash_of: impl Fn(Place) -> u64) {
-        let Some((row, slot)) = self.position(hash, |other| other == place) else {
-            return;
-        };
+        if let Some(at) = self.position(hash, |other| other == place) {
+            self.remove_at(hash, at, hash_of);
+        }
+    }
+
+    /// Removes the entry of this hash at a position.
+    pub(super) fn remove_at(&mut self, hash: u64, at: Position, hash_of: impl Fn(Place) -> u64) {
         let mut passed = self.home(hash);
-        while passed != row {
-            let count = &mut self.rows[passed].passed;
-            *count -= u16::from(*count != u16::MAX);
+        while passed != at.row {
+            self.rows[passed].unpass();
             passed = self.behind(passed);
         }
-        let row = &mut self.rows[row];
-        row.taken -= 1;
-        row.slots[slot] = row.slots[usize::from(row.taken)];
-        row.slots[usize::from(row.taken)] = 0;
+        self.rows[at.row].swap_remove(at.slot);
         self.len -= 1;
         if self.len * 8 < self.rows.len() * ROW_SLOTS && self.rows.len() > 4 {
             self.rebuild(self.len * 2, 0, hash_of);
@@ -94,9 +144,9 @@ impl Table {
 
     /// All places, in no order.
     pub(super) fn places(&self) -> impl Iterator<Item = Place> {
-        let taken = self.rows.iter().flat_map(|row| row.slots);
-        let taken = taken.filter(|slot| *slot != 0);
-        taken.map(|slot| self.place(slot))
+        let taken = self.rows.iter().flat_map(|row| &row.0[..ROW_SLOTS]);
+        let taken = taken.filter(|slot| **slot != 0);
+        taken.map(|slot| self.place(*slot))
     }
 
     fn place(&self, slot: u32) -> Place {
@@ -120,8 +170,9 @@ impl Table {
         (hash as u32 | 1 << 31 >> self.place_bits) & (u32::MAX >> self.place_bits)
     }
 
+    /// Where the entry stands for which `is_it` says so, of those with this hash.
     #[inline]
-    fn position(&self, hash: u64, is_it: impl Fn(Place) -> bool) -> Option<(usize, usize)> {
+    pub(super) fn position(&self, hash: u64, is_it: impl Fn(Place) -> bool) -> Option<Position> {
         if self.rows.is_empty() {
             return None;
         }
@@ -130,18 +181,15 @@ impl Table {
         let mut at = first;
         loop {
             let row = &self.rows[at];
-            let mut alike = 0u32;
-            for (slot, word) in row.slots.iter().enumerate() {
-                alike |= u32::from(word >> self.place_bits == mark) << slot;
-            }
+            let mut alike = row.alike(mark, self.place_bits);
             while alike != 0 {
-                let slot = alike.trailing_zeros() as usize;
-                if is_it(self.place(row.slots[slot])) {
-                    return Some((at, slot));
+                let slot = alike.trailing_zeros() as usize / 8;
+                if is_it(self.place(row.0[slot])) {
+                    return Some(Position { row: at, slot });
                 }
                 alike &= alike - 1;
             }
-            if row.passed == 0 {
+            if row.passed() == 0 {
                 return None;
             }
             at = self.behind(at);
@@ -155,14 +203,11 @@ impl Table {
     fn settle(&mut self, hash: u64, place: Place) {
         let slot = self.mark(hash) << self.place_bits | place;
         let mut at = self.home(hash);
-        while usize::from(self.rows[at].taken) == ROW_SLOTS {
-            let passed = &mut self.rows[at].passed;
-            *passed = passed.saturating_add(1);
+        while self.rows[at].taken() == ROW_SLOTS {
+            self.rows[at].pass();
             at = self.behind(at);
         }
-        let row = &mut self.rows[at];
-        row.slots[usize::from(row.taken)] = slot;
-        row.taken += 1;
+        self.rows[at].push(slot);
     }
 
     /// A table for so many entries, in which `largest` and each place so far has room.
