@@ -6,7 +6,9 @@ use crate::support::published::Published;
 use crate::support::watch::Watch;
 use actix::{Actor, ActorContext, AsyncContext, Context, Handler, Message};
 use routing::block::{BlockHash, Realm};
-use routing::prefix_index::{HolderId, Limits, PrefixIndex, Run, Seconds, StoredRun, Tier};
+use routing::prefix_index::{
+    Afterwards, Applied, HolderId, Limits, PrefixIndex, Run, Seconds, StoredRun, Tier,
+};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -118,6 +120,13 @@ pub struct ShardGauges {
     pub stale: u64,
 }
 
+impl ShardGauges {
+    fn count(&mut self, applied: Applied) {
+        self.applied += applied.blocks as u64;
+        self.unknown += applied.unknown as u64;
+    }
+}
+
 /// See the module.
 pub struct IndexShard {
     index: PrefixIndex,
@@ -149,6 +158,21 @@ struct Source {
     spec: SourceSpec,
     epoch: u64,
     announces_offloads: bool,
+}
+
+impl Source {
+    /// What becomes of the last copy that was removed from a medium.
+    fn after_removal(&self, holder: HolderId, medium: Medium) -> Afterwards {
+        let assume = self.spec.assume_offload && self.spec.storage && !self.announces_offloads;
+        match (medium, self.spec.writes) {
+            (Medium::Storage, Some(namespace)) => Afterwards::GoneFrom(namespace),
+            // into the namespace that it writes, else a copy that only itself can reach
+            (Medium::Gpu, writes) if assume => {
+                Afterwards::KeptBy(writes.unwrap_or(holder), Tier::Assumed)
+            }
+            _ => Afterwards::Gone,
+        }
+    }
 }
 
 impl IndexShard {
@@ -205,7 +229,7 @@ impl IndexShard {
     }
 
     fn stored(&mut self, holder: HolderId, stored: &Stored, now: Seconds) {
-        let Some(source) = self.sources.get(&holder) else {
+        let Some(source) = self.sources.get_mut(&holder) else {
             return;
         };
         let tier = tier(stored.medium);
@@ -224,38 +248,25 @@ impl IndexShard {
             tier,
         };
         let applied = self.index.store(holder, &run, now);
-        self.gauges.applied += applied.blocks as u64;
-        self.gauges.unknown += applied.unknown as u64;
+        self.gauges.count(applied);
         if tier == Tier::Storage {
             // an announced offload: others find it in the namespace
-            let writes = source.spec.writes;
-            if let Some(source) = self.sources.get_mut(&holder) {
-                source.announces_offloads = true;
-            }
-            if let Some(namespace) = writes {
-                let own = self.index.own(holder, &stored.hashes);
-                self.index.put_stored(namespace, &own, Tier::Storage, now);
+            source.announces_offloads = true;
+            if let Some(namespace) = source.spec.writes {
+                let named = (holder, &stored.hashes[..]);
+                self.index.put_named(namespace, named, Tier::Storage, now);
             }
         }
     }
 
     fn removed(&mut self, holder: HolderId, hashes: &[u64], (medium, now): (Medium, Seconds)) {
-        let (applied, gone) = self.index.remove(holder, hashes, tier(medium));
-        self.gauges.applied += applied.blocks as u64;
-        self.gauges.unknown += applied.unknown as u64;
-        let Some(source) = self.sources.get(&holder) else {
-            return;
+        let afterwards = match self.sources.get(&holder) {
+            Some(source) => source.after_removal(holder, medium),
+            None => Afterwards::Gone,
         };
-        if let (Medium::Storage, Some(namespace)) = (medium, source.spec.writes) {
-            self.index.take_stored(namespace, &gone);
-        }
-        let assume =
-            source.spec.assume_offload && source.spec.storage && !source.announces_offloads;
-        if medium == Medium::Gpu && assume {
-            // into the namespace that it writes, else a copy that only itself can reach
-            let keeper = source.spec.writes.unwrap_or(holder);
-            self.index.put_stored(keeper, &gone, Tier::Assumed, now);
-        }
+        let then = (afterwards, now);
+        let (applied, _) = self.index.remove(holder, hashes, tier(medium), then);
+        self.gauges.count(applied);
     }
 
     fn offloaded(&mut self, holder: HolderId, hashes: &[u64], now: Seconds) {
@@ -263,13 +274,15 @@ impl IndexShard {
             return;
         };
         source.announces_offloads = true;
-        let (storage, keeper) = (source.spec.storage, source.spec.writes.unwrap_or(holder));
-        let (applied, gone) = self.index.remove(holder, hashes, Tier::Gpu);
-        self.gauges.applied += applied.blocks as u64;
-        self.gauges.unknown += applied.unknown as u64;
-        if storage {
-            self.index.put_stored(keeper, &gone, Tier::Storage, now);
-        }
+        let afterwards = if source.spec.storage {
+            let keeper = source.spec.writes.unwrap_or(holder);
+            Afterwards::KeptBy(keeper, Tier::Storage)
+        } else {
+            Afterwards::Gone
+        };
+        let then = (afterwards, now);
+        let (applied, _) = self.index.remove(holder, hashes, Tier::Gpu, then);
+        self.gauges.count(applied);
     }
 
     fn publish(&mut self) {

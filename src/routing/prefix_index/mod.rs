@@ -4,19 +4,34 @@
 //! A holder is a backend's memory (one per data-parallel rank) or a storage namespace. An engine
 //! announces a block once, so the way from its hash to ours is kept until it removes the block,
 //! also when our entry has expired; else every child of an expired block would have no parent.
+//!
+//! Blocks of a chain stand side by side where they can (`slab`, `blocks`); each names the set of
+//! its holders (`holder_sets`), so that a lookup compares numbers along a stretch; a record per
+//! block and holder (`holding`) has the engine's hash, and four bytes in a `table` lead from that
+//! hash to the record. `ledger` keeps these in step.
 
-mod engine;
+mod blocks;
+mod changes;
+mod holder_sets;
+mod holders;
+mod holding;
+mod ledger;
 mod overlap;
-mod residency;
+mod room;
+mod slab;
+mod speculations;
+mod table;
+mod tier;
+mod turns;
 
 use crate::block::{BlockHash, Realm, next};
-use engine::EngineMap;
+use holders::HolderNumber;
+use ledger::Ledger;
 pub use overlap::Run;
-use residency::Blocks;
-pub use residency::{Limits, Tier};
-use std::cmp::{Ordering, Reverse};
-use std::collections::{BinaryHeap, HashMap};
+use slab::Place;
+use speculations::{Due, Speculations};
 use std::sync::Arc;
+pub use tier::Tier;
 
 /// A backend's memory, or a storage namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -24,6 +39,15 @@ pub struct HolderId(pub u32);
 
 /// Seconds since an arbitrary start; the caller's clock.
 pub type Seconds = u32;
+
+/// What an index may hold.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Pairs of block and holder.
+    pub max_entries: usize,
+    /// Unused for so long, an entry expires.
+    pub ttl: Seconds,
+}
 
 /// A run of blocks that an engine stored.
 #[derive(Debug, Clone, Copy)]
@@ -49,193 +73,238 @@ pub struct Applied {
     pub unknown: usize,
 }
 
+impl Applied {
+    fn unknown(blocks: usize) -> Self {
+        Applied {
+            blocks: 0,
+            unknown: blocks,
+        }
+    }
+}
+
+/// What becomes of blocks of which an engine has removed the last copy from a tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Afterwards {
+    /// Nothing more.
+    Gone,
+    /// This holder has them now, or is assumed to.
+    KeptBy(HolderId, Tier),
+    /// They are no longer in this storage namespace either.
+    GoneFrom(HolderId),
+}
+
+/// Engines' hashes that are looked up ahead: enough to wait for memory side by side, few enough to
+/// be in the cache still when their turn comes.
+const WARMED: usize = 32;
+
+fn batch(hashes: &[u64], from: usize) -> &[u64] {
+    &hashes[from..hashes.len().min(from + WARMED)]
+}
+
+/// Blocks of dispatches whose time is over that one sweep ends, for each block of its budget.
+const DUE_PER_BUDGET: usize = 20;
+
 /// See the module.
 #[derive(Debug)]
 pub struct PrefixIndex {
     limits: Limits,
-    blocks: Blocks,
-    engines: HashMap<HolderId, EngineMap>,
-    speculations: HashMap<(HolderId, BlockHash), Speculation>,
-    due: BinaryHeap<Due>,
+    ledger: Ledger,
+    speculations: Speculations,
 }
-
-#[derive(Debug, Clone, Copy)]
-struct Speculation {
-    until: Seconds,
-    /// Requests that were sent and of which nothing more is known.
-    pending: u32,
-    /// Whether one of them was served: then it holds until its time, whatever others do.
-    proven: bool,
-}
-
-/// A dispatch whose time will be over.
-#[derive(Debug)]
-struct Due {
-    until: Seconds,
-    holder: HolderId,
-    chain: Arc<[BlockHash]>,
-}
-
-impl Ord for Due {
-    /// The soonest is the greatest: a heap gives that first.
-    fn cmp(&self, other: &Self) -> Ordering {
-        Reverse(self.until).cmp(&Reverse(other.until))
-    }
-}
-
-impl PartialOrd for Due {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Due {
-    fn eq(&self, other: &Self) -> bool {
-        self.until == other.until
-    }
-}
-
-impl Eq for Due {}
-
-/// Blocks of dispatches whose time is over that one sweep ends, for each block of its budget.
-const DUE_PER_BUDGET: usize = 20;
 
 impl PrefixIndex {
     /// An index that knows nothing.
     pub fn new(limits: Limits) -> Self {
         PrefixIndex {
             limits,
-            blocks: Blocks::default(),
-            engines: HashMap::new(),
-            speculations: HashMap::new(),
-            due: BinaryHeap::new(),
+            ledger: Ledger::default(),
+            speculations: Speculations::default(),
         }
     }
 
     /// Pairs of block and holder.
     pub fn entries(&self) -> usize {
-        self.blocks.entries()
+        self.ledger.entries()
     }
 
     /// Dispatches whose time is not over.
     pub fn dispatches(&self) -> usize {
-        self.due.len()
+        self.speculations.dispatches()
     }
 
     /// Different blocks.
     pub fn blocks(&self) -> usize {
-        self.blocks.len()
+        self.ledger.held_blocks()
     }
 
     /// An engine stored blocks.
     pub fn store(&mut self, holder: HolderId, run: &StoredRun<'_>, now: Seconds) -> Applied {
-        let engine = self.engines.entry(holder).or_default();
-        let mut applied = Applied::default();
-        if run.tokens.is_empty() {
-            for hash in run.hashes {
-                match engine.copy(*hash, run.tier) {
-                    Some((own, depth)) => {
-                        self.blocks.put((own, depth), holder, run.tier, now);
-                        applied.blocks += 1;
-                    }
-                    None => applied.unknown += 1,
-                }
-            }
+        let Some(holder) = self.ledger.holders.number(holder) else {
+            return Applied::unknown(run.hashes.len());
+        };
+        let applied = if run.tokens.is_empty() {
+            self.store_copies(holder, run, now)
         } else {
-            let start = match run.parent {
-                None => Some((run.realm.root(), 0)),
-                Some(parent) => engine.own(parent).map(|(own, depth)| (own, depth + 1)),
-            };
-            let Some((mut parent, mut depth)) = start else {
-                return Applied {
-                    blocks: 0,
-                    unknown: run.hashes.len(),
-                };
-            };
-            let size = run.realm.block_size.max(1) as usize;
-            for (hash, tokens) in run.hashes.iter().zip(run.tokens.chunks_exact(size)) {
-                if engine.len() >= self.limits.max_entries && engine.own(*hash).is_none() {
-                    applied.unknown += 1;
-                    break; // its children would have no parent
-                }
-                parent = next(parent, tokens);
-                engine.add(*hash, (parent, depth), run.tier);
-                self.blocks.put((parent, depth), holder, run.tier, now);
-                applied.blocks += 1;
-                depth += 1;
-            }
-        }
+            self.store_run(holder, run, now)
+        };
         self.make_room(now);
         applied
     }
 
-    /// An engine removed blocks from one tier. Answers our hashes of those of which no copy is
-    /// left there.
+    fn store_copies(&mut self, holder: HolderNumber, run: &StoredRun<'_>, now: Seconds) -> Applied {
+        let mut applied = Applied::default();
+        for hash in run.hashes {
+            match self.ledger.named(holder, *hash) {
+                Some(place) => {
+                    self.ledger.copied(place, run.tier, now);
+                    applied.blocks += 1;
+                }
+                None => applied.unknown += 1,
+            }
+        }
+        applied
+    }
+
+    fn store_run(&mut self, holder: HolderNumber, run: &StoredRun<'_>, now: Seconds) -> Applied {
+        let ledger = &mut self.ledger;
+        let mut parent = match run.parent {
+            None => None,
+            Some(hash) => match ledger.named(holder, hash) {
+                None => return Applied::unknown(run.hashes.len()),
+                known => known,
+            },
+        };
+        let mut own = match parent {
+            None => run.realm.root(),
+            Some(parent) => ledger.key(parent).1,
+        };
+        let mut applied = Applied::default();
+        let size = run.realm.block_size.max(1) as usize;
+        let blocks = run.hashes.iter().zip(run.tokens.chunks_exact(size));
+        for (at, (hash, tokens)) in blocks.enumerate() {
+            if at % WARMED == 0 {
+                ledger.warm(holder, batch(run.hashes, at));
+            }
+            let known = ledger.named(holder, *hash);
+            if known.is_none() && ledger.names_of(holder) >= self.limits.max_entries {
+                applied.unknown += 1;
+                break; // its children would have no parent
+            }
+            own = next(own, tokens);
+            let named = (*hash, known);
+            parent = ledger.stored((holder, run.tier), (parent, own), named, now);
+            if parent.is_none() {
+                applied.unknown += 1;
+                break;
+            }
+            applied.blocks += 1;
+        }
+        applied
+    }
+
+    /// An engine removed blocks from one tier. `afterwards` is for those of which no copy is left
+    /// there; answers their number, too.
     pub fn remove(
         &mut self,
         holder: HolderId,
         hashes: &[u64],
         tier: Tier,
-    ) -> (Applied, Vec<BlockHash>) {
-        let mut applied = Applied::default();
-        let mut gone = Vec::new();
-        let Some(engine) = self.engines.get_mut(&holder) else {
-            applied.unknown = hashes.len();
-            return (applied, gone);
+        (afterwards, now): (Afterwards, Seconds),
+    ) -> (Applied, usize) {
+        let Some(number) = self.ledger.holders.find(holder) else {
+            return (Applied::unknown(hashes.len()), 0);
         };
-        for hash in hashes {
-            match engine.remove(*hash, tier) {
-                None => applied.unknown += 1,
-                Some((own, left)) => {
-                    applied.blocks += 1;
-                    if left == 0 {
-                        self.blocks.take(own, holder, tier);
-                        gone.push(own);
+        let other = match afterwards {
+            Afterwards::KeptBy(other, _) => self.ledger.holders.number(other),
+            Afterwards::GoneFrom(other) => self.ledger.holders.find(other),
+            Afterwards::Gone => None,
+        };
+        let (mut applied, mut gone) = (Applied::default(), 0);
+        for (at, hash) in hashes.iter().enumerate() {
+            if at % WARMED == 0 {
+                self.ledger.warm(number, batch(hashes, at));
+            }
+            let removed = self.ledger.removed((number, tier), *hash, |ledger, block| {
+                match (afterwards, other) {
+                    (Afterwards::KeptBy(_, tier), Some(other)) => {
+                        ledger.put((other, tier), block, (None, None), now);
                     }
+                    (Afterwards::GoneFrom(_), Some(other)) => ledger.take_stored(other, block),
+                    _ => {}
+                }
+            });
+            match removed {
+                None => applied.unknown += 1,
+                Some(left) => {
+                    applied.blocks += 1;
+                    gone += usize::from(left == 0);
                 }
             }
         }
+        self.make_room(now);
         (applied, gone)
-    }
-
-    /// The blocks that an engine's hashes stand for, as far as they are known.
-    pub fn own(&self, holder: HolderId, hashes: &[u64]) -> Vec<BlockHash> {
-        let engine = self.engines.get(&holder);
-        let known = hashes.iter().filter_map(|hash| engine?.own(*hash));
-        known.map(|(own, _)| own).collect()
     }
 
     /// Everything that this engine announced is void: it cleared its cache, or is another
     /// process now. Storage namespaces keep what they have.
     pub fn forget(&mut self, holder: HolderId) {
-        if let Some(engine) = self.engines.remove(&holder) {
-            for own in engine.into_own() {
-                self.blocks.take_all(own, holder);
-            }
+        if let Some(number) = self.ledger.holders.find(holder) {
+            self.ledger.forget(number);
         }
     }
 
-    /// A namespace has these blocks of a chain, which begin at `depth`; `Tier::Storage` when an
-    /// event or a finished transfer says so, `Tier::Assumed` when an eviction only suggests it.
-    pub fn put_stored(
+    /// A namespace has what an engine calls so: the engine announced an offload.
+    pub fn put_named(
         &mut self,
         namespace: HolderId,
-        blocks: &[BlockHash],
+        (holder, hashes): (HolderId, &[u64]),
         tier: Tier,
         now: Seconds,
     ) {
-        for own in blocks {
-            let depth = self.blocks.depth(*own).unwrap_or(0);
-            self.blocks.put((*own, depth), namespace, tier, now);
+        let ledger = &mut self.ledger;
+        let Some(namespace) = ledger.holders.number(namespace) else {
+            return;
+        };
+        let Some(holder) = ledger.holders.find(holder) else {
+            return;
+        };
+        let mut before: Option<Place> = None;
+        for hash in hashes {
+            if let Some(named) = ledger.named(holder, *hash) {
+                let block = ledger.holdings[named].block;
+                before = Some(ledger.put_behind((namespace, tier), block, before, now));
+            }
         }
         self.make_room(now);
     }
 
-    /// A namespace no longer has these blocks.
-    pub fn take_stored(&mut self, namespace: HolderId, blocks: &[BlockHash]) {
-        for own in blocks {
-            self.blocks.take(*own, namespace, Tier::Storage);
-            self.blocks.take(*own, namespace, Tier::Assumed);
+    /// A namespace has the blocks of a chain from `from` on; `Tier::Storage` when an event or a
+    /// finished transfer says so, `Tier::Assumed` when something only suggests it.
+    pub fn put_stored(
+        &mut self,
+        namespace: HolderId,
+        (chain, from): (&[BlockHash], usize),
+        tier: Tier,
+        now: Seconds,
+    ) {
+        if let Some(namespace) = self.ledger.holders.number(namespace) {
+            self.ledger.put_chain((namespace, tier), (chain, from), now);
+        }
+        self.make_room(now);
+    }
+
+    /// A namespace no longer has the blocks of a chain from `from` on.
+    pub fn take_stored(&mut self, namespace: HolderId, (chain, from): (&[BlockHash], usize)) {
+        let Some(namespace) = self.ledger.holders.find(namespace) else {
+            return;
+        };
+        let mut before = None;
+        for (at, own) in chain.iter().enumerate() {
+            let block = self.ledger.blocks.find(before, *own);
+            if let Some(block) = block.filter(|_| at >= from) {
+                self.ledger.take_stored(namespace, block);
+            }
+            before = block;
         }
     }
 
@@ -247,107 +316,68 @@ impl PrefixIndex {
         chain: &Arc<[BlockHash]>,
         (now, until): (Seconds, Seconds),
     ) {
-        self.due.push(Due {
+        self.speculations.dispatched(Due {
             until,
             holder,
             chain: chain.clone(),
         });
-        for (depth, own) in chain.iter().enumerate() {
-            let key = (holder, *own);
-            let speculation = self.speculations.entry(key).or_insert(Speculation {
-                until,
-                pending: 0,
-                proven: false,
-            });
-            speculation.pending += 1;
-            speculation.until = speculation.until.max(until);
-            self.blocks
-                .put((*own, depth as u32), holder, Tier::Speculative, now);
+        if let Some(number) = self.ledger.holders.number(holder) {
+            let speculative = (number, Tier::Speculative);
+            self.ledger.put_chain(speculative, (chain, 0), now);
         }
         self.make_room(now);
     }
 
     /// The request that was sent failed, or was cancelled before its first byte.
     pub fn withdraw(&mut self, holder: HolderId, chain: &[BlockHash], now: Seconds) {
-        for own in chain {
-            self.request_ended((holder, *own), false, now);
-        }
+        let speculations = &mut self.speculations;
+        self.ledger.used(holder, chain, None, |own| {
+            speculations.request_ended((holder, own), false, now)
+        });
     }
 
     /// The request that was sent had its first byte: the holder has computed and used its blocks.
     pub fn served(&mut self, holder: HolderId, chain: &[BlockHash], now: Seconds) {
-        for own in chain {
-            self.request_ended((holder, *own), true, now);
-        }
-        self.refresh(holder, chain, now);
-    }
-
-    /// One of a speculation's requests is no longer under way. The last one ends it, unless one
-    /// was served and its time is not over.
-    fn request_ended(&mut self, key: (HolderId, BlockHash), served: bool, now: Seconds) {
-        let Some(speculation) = self.speculations.get_mut(&key) else {
-            return;
-        };
-        speculation.pending = speculation.pending.saturating_sub(1);
-        speculation.proven |= served;
-        if speculation.pending == 0 && (!speculation.proven || speculation.until <= now) {
-            self.speculations.remove(&key);
-            self.blocks.take(key.1, key.0, Tier::Speculative);
-        }
+        let speculations = &mut self.speculations;
+        self.ledger.used(holder, chain, Some(now), |own| {
+            speculations.request_ended((holder, own), true, now)
+        });
     }
 
     /// A holder used these blocks: none of them expires soon.
     pub fn refresh(&mut self, holder: HolderId, chain: &[BlockHash], now: Seconds) {
-        for own in chain {
-            self.blocks.touch(*own, holder, now);
-        }
+        self.ledger.used(holder, chain, Some(now), |_| false);
     }
 
     /// How much of a prompt each holder has, as runs of blocks. Looks no further than the first
     /// block that nobody has.
     pub fn find_overlap(&self, chain: &[BlockHash]) -> Vec<Run> {
-        overlap::find(&self.blocks, chain)
+        overlap::find(&self.ledger, chain)
     }
 
-    /// Lets go of what has expired, at most `budget` blocks of it: called often, with little.
+    /// Lets go of what has expired, looking at `budget` entries: called often, with little.
     pub fn sweep(&mut self, now: Seconds, budget: usize) {
         let mut ended = 0;
         while ended < budget.saturating_mul(DUE_PER_BUDGET) {
-            if self.due.peek().is_none_or(|due| due.until > now) {
+            let Some(due) = self.speculations.next_due(now) else {
                 break;
-            }
-            let Some(due) = self.due.pop() else { break };
-            for own in due.chain.iter() {
-                self.end_speculation(due.holder, *own, now);
-            }
+            };
+            let speculations = &mut self.speculations;
+            self.ledger.used(due.holder, &due.chain, None, |own| {
+                speculations.time_over((due.holder, own), now)
+            });
             ended += due.chain.len().max(1);
         }
-        self.blocks.sweep(now, self.limits.ttl, budget);
-    }
-
-    /// Its time is over. While requests of it are under way it is remembered, so that their
-    /// endings are not taken for those of later ones.
-    fn end_speculation(&mut self, holder: HolderId, own: BlockHash, now: Seconds) {
-        let key = (holder, own);
-        let Some(speculation) = self.speculations.get_mut(&key) else {
-            return;
-        };
-        if speculation.until <= now {
-            speculation.proven = false;
-            self.blocks.take(own, holder, Tier::Speculative);
-            if speculation.pending == 0 {
-                self.speculations.remove(&key);
-            }
-        }
+        self.ledger.sweep(now, self.limits.ttl, budget);
     }
 
     fn make_room(&mut self, now: Seconds) {
-        while self.blocks.entries() > self.limits.max_entries {
-            let Some((own, holder)) = self.blocks.victim(now, self.limits.ttl) else {
+        while self.ledger.entries() > self.limits.max_entries {
+            let Some(place) = self.ledger.victim(now, self.limits.ttl) else {
                 return;
             };
-            self.blocks.take_all(own, holder);
-            self.speculations.remove(&(holder, own));
+            self.speculations.forget(self.ledger.key(place));
+            self.ledger.take_all(place);
         }
     }
 }
