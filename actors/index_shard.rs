@@ -367,7 +367,7 @@ impl Handler<DispatchEnded> for IndexShard {
             Fate::Served => self.index.served(ended.holder, &ended.chain, now),
             Fate::Believed => {
                 self.index
-                    .put_stored(ended.holder, &ended.chain, Tier::Assumed, now);
+                    .put_stored(ended.holder, (&ended.chain, 0), Tier::Assumed, now);
                 self.index.served(ended.holder, &ended.chain, now);
             }
         }

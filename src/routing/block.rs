@@ -1,7 +1,7 @@
 //! From tokens to blocks: our own chained hash, in which a block's hash stands for all tokens up to
 //! its end. Engines hash in their own ways; their hashes are never compared with these.
 
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_64_with_seed};
 
 /// The hash of a block and of everything before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -7,6 +7,7 @@ use super::slab::{NOWHERE, Place, Slab};
 use super::table::Table;
 use super::turns::Turns;
 use crate::block::BlockHash;
+use std::collections::HashMap;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Block {
@@ -113,9 +114,8 @@ impl Blocks {
     pub(super) fn set_holders(&mut self, place: Place, holders: SetId) {
         self.slab[place].holders = holders;
         let before = place.checked_sub(1).map(|before| &self.slab[before]);
-        let turns = |block: &Block, before: &Block| {
-            block.is_head() || block.holders != before.holders
-        };
+        let turns =
+            |block: &Block, before: &Block| block.is_head() || block.holders != before.holders;
         let here = before.is_none_or(|before| turns(&self.slab[place], before));
         self.turns.set(place, here);
         if let Some(next) = self.slab.as_slice().get(place as usize + 1) {
@@ -133,6 +133,20 @@ impl Blocks {
     pub(super) fn child_behind(&self, place: Place) -> Option<Place> {
         let next = self.slab.get(place + 1)?;
         (!next.is_head()).then_some(place + 1)
+    }
+
+    /// Every block by its hash. Takes as long as there are blocks.
+    pub(super) fn by_hash(&self) -> HashMap<BlockHash, Place> {
+        let places = 0..self.slab.len() as Place;
+        let live = places.filter(|place| self.is_live(*place));
+        live.map(|place| (self.slab[place].own, place)).collect()
+    }
+
+    /// Somebody's record of the parent of a block that is found from there.
+    pub(super) fn record_before(&self, place: Place) -> Option<Place> {
+        let found_from_parent = !self.slab[place].is_head();
+        let parent = place.checked_sub(1).filter(|_| found_from_parent)?;
+        self.slab[parent].first()
     }
 
     /// Whether a block is still there.

@@ -93,6 +93,11 @@ impl Holding {
         self.facts >> COPIES_SHIFT != 0
     }
 
+    /// The copies in a tier that the engine announced.
+    pub(super) fn copies(&self, tier: Tier) -> u32 {
+        copies_shift(tier).map_or(0, |shift| self.facts >> shift & COPIES_MASK)
+    }
+
     /// The engine announced a copy.
     pub(super) fn add_copy(&mut self, tier: Tier) {
         if let Some(shift) = copies_shift(tier)

@@ -11,6 +11,7 @@
 //! hash to the record. `ledger` keeps these in step.
 
 mod blocks;
+mod carry;
 mod changes;
 mod holder_sets;
 mod holders;
@@ -25,6 +26,7 @@ mod tier;
 mod turns;
 
 use crate::block::{BlockHash, Realm, next};
+pub use carry::Carried;
 use holders::HolderNumber;
 use ledger::Ledger;
 pub use overlap::Run;

@@ -334,7 +334,73 @@ fn engine_hash(holder: u32, own: BlockHash) -> u64 {
     own.0.rotate_left(holder) ^ u64::from(holder)
 }
 
+fn apply(index: &mut PrefixIndex, prompts: &[Vec<u32>], op: &Op) {
+    match *op {
+        Op::Store {
+            holder,
+            prompt,
+            blocks,
+            tier,
+        } => {
+            let own = chain(&REALM, &prompts[prompt]);
+            let hashes: Vec<u64> = own[..blocks]
+                .iter()
+                .map(|h| engine_hash(holder, *h))
+                .collect();
+            let stored = StoredRun {
+                tier,
+                ..run(&hashes, None, &prompts[prompt][..2 * blocks])
+            };
+            index.store(HolderId(holder), &stored, 0);
+        }
+        Op::Remove {
+            holder,
+            prompt,
+            block,
+            tier,
+        } => {
+            let own = chain(&REALM, &prompts[prompt])[block];
+            index.remove(HolderId(holder), &[engine_hash(holder, own)], tier, GONE);
+        }
+        Op::Forget { holder } => index.forget(HolderId(holder)),
+        Op::Keep { .. } => {}
+    }
+}
+
 proptest! {
+    #[test]
+    fn what_is_carried_to_another_index_goes_on_there_as_here(before in ops(), after in ops()) {
+        let prompts = prompts();
+        let mut here = PrefixIndex::new(FOREVER);
+        before.iter().for_each(|op| apply(&mut here, &prompts, op));
+        let mut there = PrefixIndex::new(FOREVER);
+        for holder in 0..8 {
+            let carried = here.carry(HolderId(holder));
+            there.take_over(HolderId(holder), &carried, 0);
+            let again = there.carry(HolderId(holder));
+            let sorted = |mut blocks: Vec<Carried>| {
+                blocks.iter_mut().for_each(|block| block.follows = false);
+                blocks.sort_unstable_by_key(|block| block.name);
+                blocks
+            };
+            prop_assert_eq!(sorted(again), sorted(carried));
+        }
+        after.iter().for_each(|op| {
+            apply(&mut here, &prompts, op);
+            apply(&mut there, &prompts, op);
+        });
+        there.ledger.assert_consistent();
+        prop_assert_eq!(there.entries(), here.entries());
+        for prompt in &prompts {
+            let runs = |index: &PrefixIndex| {
+                let mut runs = index.find_overlap(&chain(&REALM, prompt));
+                runs.sort_unstable_by_key(|run| (run.holder, run.from));
+                runs
+            };
+            prop_assert_eq!(runs(&there), runs(&here));
+        }
+    }
+
     #[test]
     fn the_index_agrees_with_the_model_on_every_prompt(ops in ops()) {
         let prompts = prompts();
