@@ -7,12 +7,13 @@ use crate::support::watch::Watch;
 use actix::{Actor, ActorContext, AsyncContext, Context, Handler, Message};
 use routing::block::{BlockHash, Realm};
 use routing::prefix_index::{
-    Afterwards, Applied, HolderId, Limits, PrefixIndex, Run, Seconds, StoredRun, Tier,
+    Afterwards, Applied, Carried, HolderId, Limits, PrefixIndex, Run, Seconds, StoredRun, Tier,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 use wire::kv_events::{KvEvent, Medium, Stored};
+use wire::kv_snapshot::{Snapshot, SnapshotBlock};
 
 /// Changes in one message: keeps an actor's turn under 100 us.
 pub const OPS_PER_MESSAGE_MAX: usize = 256;
@@ -43,6 +44,8 @@ pub enum Op {
     Event(KvEvent),
     /// What this engine announced so far is void.
     Forget,
+    /// What another gateway knew of this engine.
+    TakeOver(Snapshot),
 }
 
 /// Takes changes in. Those of an older epoch than the source's latest are dropped.
@@ -55,6 +58,8 @@ pub struct ApplyEvents {
     pub epoch: u64,
     /// At most [`OPS_PER_MESSAGE_MAX`].
     pub ops: Vec<Op>,
+    /// The frame that ends with these; none in the middle of one.
+    pub up_to: Option<u64>,
     /// Bounds these messages; absent in tests only.
     pub permit: Option<Permit>,
 }
@@ -77,6 +82,15 @@ pub struct Dispatched {
     pub chain: Arc<[BlockHash]>,
     /// In whole seconds, at least 1.
     pub hold: std::time::Duration,
+}
+
+/// Asks for all that an engine has announced, for another gateway. None in the middle of a frame,
+/// and of an engine that has announced nothing.
+#[derive(Debug, Clone, Copy, Message)]
+#[rtype(result = "Option<(u64, Vec<SnapshotBlock>)>")]
+pub struct CarrySource {
+    /// Whose.
+    pub source: HolderId,
 }
 
 /// How a dispatch went on.
@@ -158,6 +172,7 @@ struct Source {
     spec: SourceSpec,
     epoch: u64,
     announces_offloads: bool,
+    up_to: Option<u64>,
 }
 
 impl Source {
@@ -187,6 +202,7 @@ impl IndexShard {
                 spec,
                 epoch: 0,
                 announces_offloads: false,
+                up_to: None,
             };
             (holder, source)
         });
@@ -218,6 +234,10 @@ impl IndexShard {
         let now = self.seconds();
         match op {
             Op::Forget => self.index.forget(holder),
+            Op::TakeOver(snapshot) => {
+                let blocks: Vec<Carried> = snapshot.blocks.iter().map(carried).collect();
+                self.index.take_over(holder, &blocks, now);
+            }
             Op::Event(KvEvent::Stored(stored)) => self.stored(holder, &stored, now),
             Op::Event(KvEvent::Removed { hashes, medium }) => {
                 self.removed(holder, &hashes, (medium, now));
@@ -331,6 +351,7 @@ impl Handler<ApplyEvents> for IndexShard {
             source.epoch = events.epoch;
             source.announces_offloads = false;
         }
+        source.up_to = events.up_to;
         for op in events.ops {
             self.apply(events.source, op);
         }
@@ -343,6 +364,36 @@ impl Handler<FindOverlap> for IndexShard {
     fn handle(&mut self, find: FindOverlap, _: &mut Self::Context) -> Self::Result {
         let chains = find.chains.iter();
         chains.map(|chain| self.index.find_overlap(chain)).collect()
+    }
+}
+
+impl Handler<CarrySource> for IndexShard {
+    type Result = Option<(u64, Vec<SnapshotBlock>)>;
+
+    fn handle(&mut self, of: CarrySource, _: &mut Self::Context) -> Self::Result {
+        let seq = self.sources.get(&of.source)?.up_to?;
+        let blocks = self.index.carry(of.source);
+        Some((seq, blocks.iter().map(snapshot_block).collect()))
+    }
+}
+
+fn snapshot_block(block: &Carried) -> SnapshotBlock {
+    SnapshotBlock {
+        name: block.name,
+        own: block.own.0,
+        copies: block.copies,
+        held: block.held,
+        follows: block.follows,
+    }
+}
+
+fn carried(block: &SnapshotBlock) -> Carried {
+    Carried {
+        name: block.name,
+        own: BlockHash(block.own),
+        copies: block.copies,
+        held: block.held,
+        follows: block.follows,
     }
 }
 

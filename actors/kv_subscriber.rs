@@ -18,6 +18,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{info, warn};
 use wire::kv_events::{Batch, KvEvent, Medium, Stored, Undecodable};
+use wire::kv_snapshot::Snapshot;
 
 /// A replay that sends nothing for so long is over: engines drop replies, the end marker too, when
 /// a queue is full.
@@ -32,8 +33,16 @@ pub enum Frame {
     Live(u64, Result<Batch, Undecodable>),
     /// A replayed one.
     Replayed(u64, Result<Batch, Undecodable>),
+    /// In place of a replay's beginning: all that the engine holds.
+    Snapshot(Snapshot),
     /// The end of a replay.
     ReplayEnd,
+}
+
+/// What the ordering puts in order.
+enum Content {
+    Batch(Batch),
+    Snapshot(Snapshot),
 }
 
 /// An open stream.
@@ -78,6 +87,8 @@ pub struct StreamState {
     pub connections: u64,
     /// How often what the engine announced was made void, to be learned anew.
     pub resyncs: u64,
+    /// How often what another gateway had left was taken over.
+    pub snapshots: u64,
     /// Data-parallel ranks that frames named.
     pub ranks: Arc<[u32]>,
     /// Frames that could not be read.
@@ -159,11 +170,13 @@ pub struct Subscription {
 
 /// What is known of the stream, over all connections.
 struct Session {
-    stream: EventStream<Batch>,
+    stream: EventStream<Content>,
     before: Tally,
     epoch: u64,
     /// Changes that wait, all of one memory.
     ops: Vec<Op>,
+    /// The frame at whose end the shard stands; none in the middle of one.
+    sent_up_to: Option<u64>,
     holder: HolderId,
     /// The memories that this stream may have told of.
     told_of: Vec<HolderId>,
@@ -180,6 +193,7 @@ impl Subscription {
             before: state.tally,
             epoch: 0,
             ops: Vec::new(),
+            sent_up_to: None,
             holder: self.memory(None),
             told_of: self.own_memories(),
             state,
@@ -251,7 +265,7 @@ impl Subscription {
 
     async fn act(
         &self,
-        actions: Vec<Action<Batch>>,
+        actions: Vec<Action<Content>>,
         connection: &mut Box<dyn EventConnection>,
         (session, replaying): (&mut Session, &mut Option<Instant>),
     ) -> Result<(), String> {
@@ -270,7 +284,10 @@ impl Subscription {
                     };
                     *replaying = Some(Instant::now() + wait);
                 }
-                Action::Apply(batch) => {
+                Action::Apply(Content::Snapshot(snapshot)) => {
+                    self.take_over(snapshot, session).await
+                }
+                Action::Apply(Content::Batch(batch)) => {
                     session.note(&batch);
                     self.note(&batch, session);
                     self.turn_to(self.memory(batch.rank), session).await;
@@ -283,7 +300,7 @@ impl Subscription {
                 }
             }
         }
-        self.flush(session).await;
+        self.flush_up_to(session, session.stream.last()).await;
         session.state.tally = session.before + session.stream.tally;
         session.state.last_seq = session.stream.last();
         self.state.publish(session.state.clone());
@@ -347,30 +364,58 @@ impl Subscription {
         }
     }
 
-    /// Sends what has gathered. While the shard's permits are out, nothing more is read.
-    async fn flush(&self, session: &mut Session) {
-        if session.ops.is_empty() {
-            return;
+    /// Takes in what another gateway has left of this engine.
+    async fn take_over(&self, snapshot: Snapshot, session: &mut Session) {
+        self.turn_to(self.memory(None), session).await;
+        session.state.block_size = Some(snapshot.block_size).filter(|size| *size > 0);
+        session.state.snapshots += 1;
+        if let Some(size) = session.state.block_size {
+            self.standing.saw_block_size(size);
         }
+        info!(backend = %self.backend, seq = snapshot.seq, blocks = snapshot.blocks.len(), "took over what another gateway knew of this engine");
+        session.ops.push(Op::TakeOver(snapshot));
+    }
+
+    /// Sends what has gathered, in the middle of a frame.
+    async fn flush(&self, session: &mut Session) {
+        if !session.ops.is_empty() {
+            self.send(session, None).await;
+        }
+    }
+
+    /// Sends what has gathered, at the end of a frame.
+    async fn flush_up_to(&self, session: &mut Session, seq: Option<u64>) {
+        if !session.ops.is_empty() || session.sent_up_to != seq {
+            self.send(session, seq).await;
+        }
+    }
+
+    /// While the shard's permits are out, nothing more is read.
+    async fn send(&self, session: &mut Session, up_to: Option<u64>) {
         let permit = self.permits.acquire().await;
+        session.sent_up_to = up_to;
         self.shard.do_send(ApplyEvents {
             source: session.holder,
             epoch: session.epoch,
             ops: std::mem::take(&mut session.ops),
+            up_to,
             permit: Some(permit),
         });
     }
 }
 
 impl Session {
-    fn take(&mut self, frame: Frame, replaying: &mut Option<Instant>) -> Vec<Action<Batch>> {
+    fn take(&mut self, frame: Frame, replaying: &mut Option<Instant>) -> Vec<Action<Content>> {
         // live frames say nothing of whether the replay goes on
         if let (Frame::Replayed(..), Some(deadline)) = (&frame, replaying.as_mut()) {
             *deadline = Instant::now() + REPLAY_IDLE;
         }
         match frame {
-            Frame::Live(seq, Ok(batch)) => self.stream.live(seq, batch),
-            Frame::Replayed(seq, Ok(batch)) => self.stream.replayed(seq, batch),
+            Frame::Live(seq, Ok(batch)) => self.stream.live(seq, Content::Batch(batch)),
+            Frame::Replayed(seq, Ok(batch)) => self.stream.replayed(seq, Content::Batch(batch)),
+            Frame::Snapshot(snapshot) => self
+                .stream
+                .snapshot(snapshot.seq, Content::Snapshot(snapshot)),
             Frame::Live(_, Err(_)) | Frame::Replayed(_, Err(_)) => {
                 self.state.undecodable += 1;
                 *replaying = None;

@@ -13,6 +13,7 @@ pub mod directory;
 pub mod health_checker;
 pub mod index_shard;
 pub mod kv_index;
+pub mod kv_share;
 pub mod kv_subscriber;
 pub mod router;
 pub mod support;

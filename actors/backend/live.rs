@@ -1,5 +1,6 @@
 //! Numbers of one backend that change with every request.
 
+use crate::kv_share::LOAD_LAPSES;
 use routing::health::Probe;
 use routing::view::Load;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -28,6 +29,10 @@ pub struct LiveNumbers {
     resting_until_ms: AtomicU64,
     queued_tokens: AtomicU64,
     success: AtomicU32,
+    // what other gateways have sent, and when they said so
+    others_in_flight: AtomicU32,
+    others_queued_tokens: AtomicU64,
+    others_at_ms: AtomicU64,
     /// Facts for `/metrics`.
     pub counters: Counters,
 }
@@ -86,6 +91,9 @@ impl Default for LiveNumbers {
             resting_until_ms: AtomicU64::new(0),
             queued_tokens: AtomicU64::new(0),
             success: AtomicU32::new(SUCCESS_ONE),
+            others_in_flight: AtomicU32::new(0),
+            others_queued_tokens: AtomicU64::new(0),
+            others_at_ms: AtomicU64::new(0),
             counters: Counters::default(),
         }
     }
@@ -106,17 +114,39 @@ impl LiveNumbers {
         let ttft = self.ttft_us.load(Relaxed);
         let sampled_ago = age.saturating_sub(self.ttft_at_ms.load(Relaxed));
         let fresh = ttft > 0 && sampled_ago <= TTFT_FRESH.as_millis() as u64;
+        let (others, others_tokens) = self.others_at(age);
         Load {
-            in_flight: self.in_flight.load(Relaxed),
+            in_flight: self.in_flight.load(Relaxed).saturating_add(others),
             ttft_us: fresh.then_some(ttft),
-            queued_tokens: self.queued_tokens.load(Relaxed),
+            queued_tokens: self
+                .queued_tokens
+                .load(Relaxed)
+                .saturating_add(others_tokens),
             success: Some(f64::from(self.success.load(Relaxed)) / f64::from(SUCCESS_ONE)),
             resting: age < self.resting_until_ms.load(Relaxed),
             ..Load::default()
         }
     }
 
-    /// Requests that were sent and have not ended.
+    /// What other gateways have sent to this backend; counts for a while.
+    pub fn others(&self, in_flight: u32, queued_tokens: u64) {
+        self.others_in_flight.store(in_flight, Relaxed);
+        self.others_queued_tokens.store(queued_tokens, Relaxed);
+        self.others_at_ms.store(self.age_ms(now()), Relaxed);
+    }
+
+    fn others_at(&self, age_ms: u64) -> (u32, u64) {
+        let said_ago = age_ms.saturating_sub(self.others_at_ms.load(Relaxed));
+        if said_ago > LOAD_LAPSES.as_millis() as u64 {
+            return (0, 0);
+        }
+        (
+            self.others_in_flight.load(Relaxed),
+            self.others_queued_tokens.load(Relaxed),
+        )
+    }
+
+    /// Requests that were sent from here and have not ended.
     pub fn in_flight(&self) -> u32 {
         self.in_flight.load(Relaxed)
     }
@@ -224,6 +254,18 @@ mod tests {
             live.count_success();
         }
         assert!(success() > 0.99, "{}", success());
+    }
+
+    #[test]
+    fn what_others_have_sent_counts_until_it_lapses() {
+        let live = LiveNumbers::default();
+        live.enter();
+        live.others(5, 700);
+        let load = live.load(now());
+        assert_eq!((load.in_flight, load.queued_tokens), (6, 700));
+        assert_eq!(live.in_flight(), 1, "of this gateway");
+        let later = live.load(now() + LOAD_LAPSES + Duration::from_millis(100));
+        assert_eq!((later.in_flight, later.queued_tokens), (1, 0));
     }
 
     #[test]

@@ -116,6 +116,7 @@ async fn apply(shard: &Addr<IndexShard>, source: HolderId, epoch: u64, ops: Vec<
             source,
             epoch,
             ops,
+            up_to: None,
             permit: None,
         })
         .await

@@ -7,6 +7,7 @@ use crate::tokenize::Encoders;
 use crate::upstream::Client;
 use actors::directory::Directory;
 use actors::kv_index::KvIndexHandle;
+use actors::kv_share::ShareState;
 use actors::router::RouterSeed;
 use metrics_exporter_prometheus::PrometheusHandle;
 use routing::retry::RetryBudget;
@@ -23,6 +24,8 @@ pub struct Gateway {
     pub directory: Directory,
     /// Who holds which KV blocks, when `kv_cache_index` is on.
     pub kv: Option<KvIndexHandle>,
+    /// How sharing with other gateways is doing, when `kv_cache_index.backend` is redis.
+    pub sharing: Option<Arc<ShareState>>,
     /// Makes tokens of prompts, by model.
     pub encoders: Encoders,
     /// Threads that may encode at one time.

@@ -6,6 +6,7 @@ mod healthcheck;
 pub mod http;
 pub mod kv;
 pub mod proxy;
+mod redis;
 pub mod settings;
 pub mod startup;
 pub mod telemetry;

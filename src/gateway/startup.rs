@@ -3,7 +3,7 @@
 
 use crate::gateway::{Buffered, Gateway, Phase, Phases, Requests, Worker};
 use crate::http;
-use crate::kv::{TokenCache, parity, wiring};
+use crate::kv::{TokenCache, parity, share, wiring};
 use crate::settings::Settings;
 use crate::telemetry::handles::Handles;
 use crate::telemetry::{export, log};
@@ -15,6 +15,7 @@ use actix_web::{App, HttpServer};
 use actors::cluster::{Cluster, ClusterSettings};
 use actors::health_checker::HealthSettings;
 use actors::kv_index::KvIndex;
+use actors::kv_share::KvShare;
 use actors::router::RouterSeed;
 use actors::support::supervise::Root;
 use routing::breaker::BreakerRules;
@@ -129,12 +130,22 @@ pub fn start(mut settings: Settings) -> std::io::Result<Running> {
     }
     let encoders = tokenize::load(&settings)?;
     let client = Client::new(client_settings(&settings));
-    let kv = wiring::wire(&mut settings, &client).map(|kv| KvIndex::supervised(kv).1);
+    let mut index = wiring::wire(&mut settings, &client);
+    let shared = settings.kv_cache_index.shared;
+    let sharing = index.as_mut().filter(|_| shared);
+    let sharing = sharing
+        .map(|index| share::wire(&settings, index))
+        .transpose();
+    let sharing = sharing.map_err(std::io::Error::other)?;
+    let kv = index.map(|index| KvIndex::supervised(index).1);
     let prober = HttpProber::new(
         client_settings(&settings),
         settings.health_checks.path.clone(),
     );
     let (cluster, directory) = Cluster::supervised(cluster_settings(&settings), Rc::new(prober));
+    let sharing = sharing
+        .zip(kv.as_ref())
+        .map(|(sharing, kv)| KvShare::supervised(sharing, kv.shard.clone(), directory.clone()).1);
     let rules = ChoiceRules {
         strategy: settings.selection_strategy,
         prefix_routing: settings.prefix_routing.enabled,
@@ -145,6 +156,7 @@ pub fn start(mut settings: Settings) -> std::io::Result<Running> {
         router: RouterSeed::new(directory.clone(), rules),
         directory,
         kv,
+        sharing,
         encoders,
         encoding: Arc::new(Semaphore::new(encoding_threads())),
         requests: Requests::default(),

@@ -243,6 +243,17 @@ impl<T> EventStream<T> {
         actions
     }
 
+    /// In place of a replay's beginning: all that the engine holds after this number. The replay may
+    /// go on behind it.
+    pub fn snapshot(&mut self, seq: u64, frame: T) -> Vec<Action<T>> {
+        let Phase::Replaying { from, first, .. } = &mut self.phase else {
+            return vec![];
+        };
+        (*from, *first) = (seq + 1, true);
+        self.last = Some(seq);
+        vec![Action::Forget, Action::Apply(frame)]
+    }
+
     /// The replay has ended, by its marker or by giving up. What waited follows.
     pub fn replay_ended(&mut self) -> Vec<Action<T>> {
         let Phase::Replaying { from, waiting, .. } = &mut self.phase else {
@@ -308,6 +319,35 @@ mod tests {
         assert_eq!(stream.live(4, 4), [Apply(4)]);
         assert_eq!(stream.live(4, 4), []);
         assert_eq!(stream.tally.duplicates, 2);
+    }
+
+    #[test]
+    fn a_snapshot_stands_for_the_frames_before_it_and_the_replay_goes_on_behind() {
+        let mut stream = connected();
+        assert_eq!(stream.live(9, 9), []);
+        assert_eq!(stream.live(12, 12), []);
+        assert_eq!(stream.snapshot(9, 1009), [Forget, Apply(1009)]);
+        assert_eq!(stream.replayed(10, 10), [Apply(10)]);
+        assert_eq!(stream.replayed(11, 11), [Apply(11)]);
+        assert_eq!(stream.replay_ended(), [Apply(12)]);
+        assert_eq!((stream.tally.lost, stream.tally.duplicates), (0, 1));
+        assert_eq!(
+            stream.snapshot(50, 1050),
+            [],
+            "only while a replay is under way"
+        );
+    }
+
+    #[test]
+    fn what_is_missing_behind_a_snapshot_is_lost() {
+        let mut stream = connected();
+        stream.snapshot(9, 1009);
+        assert_eq!(stream.replayed(15, 15), [Forget, Apply(15)]);
+        let mut stream = connected();
+        stream.live(12, 12);
+        stream.snapshot(9, 1009);
+        assert_eq!(stream.replay_ended(), [Forget, Apply(12)]);
+        assert_eq!(stream.tally.lost, 1);
     }
 
     #[test]

@@ -86,7 +86,10 @@ impl Snapshot {
         Ok(Snapshot {
             seq: number(4, 8),
             block_size: number(12, 4) as u32,
-            blocks: body.chunks_exact(BLOCK_BYTES).map(SnapshotBlock::read).collect(),
+            blocks: body
+                .chunks_exact(BLOCK_BYTES)
+                .map(SnapshotBlock::read)
+                .collect(),
         })
     }
 }
@@ -124,15 +127,19 @@ mod tests {
     use proptest::prelude::*;
 
     fn block() -> impl Strategy<Value = SnapshotBlock> {
-        (any::<u64>(), any::<u64>(), [0u8..16, 0u8..16, 0u8..16], any::<[bool; 2]>()).prop_map(
-            |(name, own, copies, [held, follows])| SnapshotBlock {
+        (
+            any::<u64>(),
+            any::<u64>(),
+            [0u8..16, 0u8..16, 0u8..16],
+            any::<[bool; 2]>(),
+        )
+            .prop_map(|(name, own, copies, [held, follows])| SnapshotBlock {
                 name,
                 own,
                 copies,
                 held,
                 follows,
-            },
-        )
+            })
     }
 
     proptest! {

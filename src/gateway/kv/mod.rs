@@ -6,6 +6,7 @@ pub mod lookup;
 pub mod parity;
 mod prompt;
 mod remote_tokens;
+pub mod share;
 mod tokens;
 pub mod wiring;
 

@@ -55,7 +55,7 @@ pub struct Settings {
     pub retry: RetrySettings,
     /// The response cache (not active yet).
     pub response_cache: CacheSettings,
-    /// The KV index (sharing it through Redis is not active yet).
+    /// The KV index.
     pub kv_cache_index: KvIndexSettings,
     /// Split serving (not active yet).
     pub disaggregated_serving: DisaggSettings,
@@ -108,10 +108,6 @@ impl Settings {
     pub fn inactive(&self) -> Vec<&'static str> {
         let sections = [
             ("response_cache", self.response_cache.enabled),
-            (
-                "kv_cache_index.backend: redis",
-                self.kv_cache_index.enabled && self.kv_cache_index.shared,
-            ),
             ("disaggregated_serving", self.disaggregated_serving.enabled),
         ];
         let on = sections.into_iter().filter(|(_, enabled)| *enabled);
@@ -165,7 +161,10 @@ fn read(root: &Section<'_>) -> Settings {
         "Second attempts, always on another backend, and never once a byte has reached the client.",
     ));
     let response_cache = CacheSettings::read(&root.section("response_cache", "Answers to repeated deterministic requests. Parsed and checked; not active in this version."));
-    let kv_cache_index = KvIndexSettings::read(&root.section("kv_cache_index", "Which backend holds which KV blocks, from the engines' own events. Sharing it through Redis is not active in this version: every gateway keeps its own."));
+    let kv_cache_index = KvIndexSettings::read(&root.section(
+        "kv_cache_index",
+        "Which backend holds which KV blocks, from the engines' own events.",
+    ));
     let disaggregated_serving = DisaggSettings::read(&root.section("disaggregated_serving", "Prefill on one backend, decode on another. Parsed and checked; not active in this version: roles are ignored and every backend serves whole requests."));
     let (backends, backend_storage) = backends::read(root);
     let health_checks = HealthCheckSettings::read(&root.section("health_checks", "Probes. A backend that has not answered yet is probed every 500 ms; it takes requests after its first good answer."));

@@ -105,6 +105,15 @@ pub fn render(gateway: &Gateway) -> String {
     if let Some(kv) = &gateway.kv {
         kv_index(kv);
     }
+    if let Some(sharing) = &gateway.sharing {
+        gauge!(names::KV_SHARE_CONNECTED).set(sharing.connected.load(Relaxed) as f64);
+        gauge!(names::KV_SHARE_LEADS).set(sharing.leads.load(Relaxed) as f64);
+        counter!(names::KV_SHARE_SNAPSHOTS).absolute(sharing.snapshots.load(Relaxed));
+        counter!(names::KV_SHARE_BYTES).absolute(sharing.bytes.load(Relaxed));
+        counter!(names::ACTOR_RESTARTS, "actor" => "kv_share")
+            .absolute(sharing.restarts.load(Relaxed));
+        counter!(names::KV_SHARE_FAILURES).absolute(sharing.failures.load(Relaxed));
+    }
     let mut text = gateway.prometheus.render();
     text += &process_cpu();
     text

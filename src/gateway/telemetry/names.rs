@@ -68,6 +68,11 @@ metrics! {
     KV_OVERLAP = Histogram "tidegate_kv_overlap_ratio" [], "Share of the prompt's blocks that the chosen backend was known to have; of requests that were looked up.";
     KV_MODE = Gauge "tidegate_kv_mode" ["backend", "mode"], "1 for where the knowledge of the backend's KV cache comes from: exact (its events), approximate (what was sent there), blind.";
     KV_RESYNCS = Counter "tidegate_kv_stream_resyncs_total" ["backend", "rank"], "How often what the backend announced was made void, to be learned anew.";
+    KV_SHARE_CONNECTED = Gauge "tidegate_kv_share_connected" [], "Whether what is known is shared with other gateways at this moment; 0 also while sharing is off.";
+    KV_SHARE_LEADS = Gauge "tidegate_kv_share_streams_led" [], "Event streams of which this gateway leaves snapshots.";
+    KV_SHARE_SNAPSHOTS = Counter "tidegate_kv_share_snapshots_total" [], "Snapshots of event streams that were left for other gateways.";
+    KV_SHARE_BYTES = Counter "tidegate_kv_share_bytes_total" [], "Bytes of these snapshots.";
+    KV_SHARE_FAILURES = Counter "tidegate_kv_share_failures_total" [], "Turns of sharing that failed.";
     KV_ENTRIES = Gauge "tidegate_kv_index_entries" [], "Pairs of block and holder in the KV index.";
     KV_BLOCKS = Gauge "tidegate_kv_index_blocks" [], "Different blocks in the KV index.";
     KV_APPLIED = Counter "tidegate_kv_blocks_applied_total" [], "Blocks that engines stored or removed.";

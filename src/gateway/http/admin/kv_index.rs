@@ -5,6 +5,7 @@ use crate::gateway::Gateway;
 use actix_web::HttpResponse;
 use actors::kv_index::{KvIndexHandle, Member, SourceHandle};
 use serde_json::{Value, json};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub(super) fn show(gateway: &Gateway) -> HttpResponse {
@@ -23,6 +24,10 @@ pub(super) fn show(gateway: &Gateway) -> HttpResponse {
             "blocks_applied": gauges.applied,
             "blocks_unknown": gauges.unknown,
         },
+        "shared": gateway.sharing.as_ref().map(|sharing| json!({
+            "connected": sharing.connected.load(Relaxed) == 1,
+            "streams_led": sharing.leads.load(Relaxed),
+        })),
         "backends": kv.members.iter().map(|of| backend(of, kv)).collect::<Vec<Value>>(),
     }))
 }
@@ -54,6 +59,7 @@ fn stream(source: &SourceHandle) -> Value {
         "last_event_seconds_ago": age,
         "connections": state.connections,
         "resyncs": state.resyncs,
+        "snapshots_taken_over": state.snapshots,
         "gaps": state.tally.gaps,
         "lost": state.tally.lost,
         "restarts": state.tally.restarts,

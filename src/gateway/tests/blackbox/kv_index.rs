@@ -8,9 +8,9 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 
 /// Simulated engines on a system of their own; stopped when dropped.
-struct Engines {
-    urls: Vec<String>,
-    zmq: Vec<Option<(String, String)>>,
+pub struct Engines {
+    pub urls: Vec<String>,
+    zmq: Vec<Option<(String, Option<String>)>>,
     commands: tokio::sync::mpsc::UnboundedSender<Command>,
     thread: Option<JoinHandle<()>>,
 }
@@ -23,7 +23,7 @@ enum Command {
 }
 
 impl Engines {
-    fn start(configs: Vec<SimConfig>) -> Self {
+    pub fn start(configs: Vec<SimConfig>) -> Self {
         let (ready, started) = mpsc::channel();
         let (commands, mut inbox) = tokio::sync::mpsc::unbounded_channel();
         let thread = std::thread::spawn(move || {
@@ -32,7 +32,9 @@ impl Engines {
                 let mut engines: Vec<Option<SimHandle>> = configs.into_iter().map(start).collect();
                 let here = |engine: &Option<SimHandle>| {
                     let engine = engine.as_ref().unwrap();
-                    let zmq = engine.kv_endpoint().zip(engine.replay_endpoint());
+                    let zmq = engine
+                        .kv_endpoint()
+                        .map(|live| (live, engine.replay_endpoint()));
                     (engine.url(), zmq)
                 };
                 ready
@@ -73,6 +75,11 @@ impl Engines {
         answered.recv_timeout(DEADLINE).unwrap()
     }
 
+    /// Where its ZeroMQ events come from.
+    pub fn live_endpoint(&self, at: usize) -> &str {
+        &self.zmq[at].as_ref().unwrap().0
+    }
+
     fn cached(&self, at: usize) -> u64 {
         self.ask(|answer| Command::Cached(at, answer))
     }
@@ -87,7 +94,12 @@ impl Engines {
         for (at, url) in self.urls.iter().enumerate() {
             backends += &format!("  - {{ name: e{at}, url: '{url}', models: [sim-model] }}\n");
             let (endpoint, replay) = match &self.zmq[at] {
-                Some((live, replay)) => (live.clone(), format!(", replay_endpoint: '{replay}'")),
+                Some((live, replay)) => {
+                    let replay = replay
+                        .as_ref()
+                        .map(|at| format!(", replay_endpoint: '{at}'"));
+                    (live.clone(), replay.unwrap_or_default())
+                }
                 None => (url.replace("http", http) + "/v1/kv_events", String::new()),
             };
             sources += &format!(
@@ -123,7 +135,7 @@ fn http_engines(n: usize) -> Engines {
 }
 
 /// A prompt of token ids: `n` blocks of 16, and a little.
-fn prompt(seed: u32, blocks: u32) -> String {
+pub fn prompt(seed: u32, blocks: u32) -> String {
     let ids: Vec<String> = (0..blocks * 16 + 5)
         .map(|i| ((seed * 977 + i * 31) % 5000 + 10).to_string())
         .collect();
@@ -201,7 +213,7 @@ fn prompts_go_where_their_blocks_are_by_http() {
     prompts_return_to_their_holders(&engines.gateway("http"));
 }
 
-fn zmq_config(change: impl Fn(&mut SimConfig)) -> SimConfig {
+pub fn zmq_config(change: impl Fn(&mut SimConfig)) -> SimConfig {
     let mut config = SimConfig::default();
     config.kv_events.enable_kv_cache_events = true;
     config.kv_events.endpoint = "tcp://127.0.0.1:0".into();

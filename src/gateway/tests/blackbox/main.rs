@@ -15,6 +15,7 @@ mod health;
 mod http;
 mod kv_index;
 mod kv_modes;
+mod kv_sharing;
 mod logging;
 mod overload;
 mod retry;
