@@ -89,6 +89,28 @@ pub struct KvIndexHandle {
     pub members: Arc<[Member]>,
     /// Fresh starts of shards, of subscribers, and of the root.
     pub restarts: Arc<[AtomicU64; 3]>,
+    /// Lookups by tokens in a row that found nothing at all.
+    pub fruitless: Arc<AtomicU64>,
+}
+
+/// Lookups in a row without any overlap after which somebody should look why.
+pub const FRUITLESS_LOOKUPS: u64 = 200;
+
+impl KvIndexHandle {
+    /// A prompt was looked up by its tokens; says so in the log when none of so many was found
+    /// anywhere, though events come.
+    pub fn looked_up(&self, found_any: bool) {
+        if found_any {
+            if self.fruitless.load(Relaxed) > 0 {
+                self.fruitless.store(0, Relaxed);
+            }
+        } else if self.fruitless.fetch_add(1, Relaxed) + 1 == FRUITLESS_LOOKUPS {
+            warn!(
+                lookups = FRUITLESS_LOOKUPS,
+                "events come, but no prompt was found anywhere: prompts may share nothing, or tokenizer, chat template or salt differ from the engines'"
+            );
+        }
+    }
 }
 
 /// The root of the tree.
@@ -117,6 +139,7 @@ impl KvIndex {
             sources: sources.collect(),
             members: settings.members.clone().into(),
             restarts: Arc::default(),
+            fruitless: Arc::default(),
         };
         let arbiter = Rc::new(Arbiter::new());
         let (seen, restarts) = (handle.clone(), handle.restarts.clone());

@@ -77,9 +77,13 @@ pub async fn look(call: &Call, worker: &Worker, kv: &KvIndexHandle) -> Result<Fo
     let runs = timeout(INDEX_DEADLINE, asked).await.map_err(|_| "late")?;
     worker.handles.asked_index(start.elapsed().as_secs_f64());
     let runs = runs.map_err(|_| "no_index")?;
-    let known = chains.iter().zip(runs).map(overlap);
+    let known: Vec<PromptOverlap> = chains.iter().zip(runs).map(overlap).collect();
+    let mut by_tokens = known.iter().filter(|p| p.basis == Basis::Tokens).peekable();
+    if by_tokens.peek().is_some() {
+        kv.looked_up(by_tokens.any(|prompt| !prompt.runs.is_empty()));
+    }
     Ok(Found {
-        known: Arc::new(Known(known.collect())),
+        known: Arc::new(Known(known)),
         chains,
         shard,
     })

@@ -123,6 +123,7 @@ fn kv_index(kv: &KvIndexHandle) {
     let gauges = kv.gauges.load();
     gauge!(names::KV_ENTRIES).set(gauges.entries as f64);
     gauge!(names::KV_BLOCKS).set(gauges.blocks as f64);
+    gauge!(names::KV_FRUITLESS).set(kv.fruitless.load(Relaxed) as f64);
     counter!(names::KV_APPLIED).absolute(gauges.applied);
     counter!(names::KV_UNKNOWN).absolute(gauges.unknown);
     for (why, count) in Odd::ALL.into_iter().zip(gauges.odd) {

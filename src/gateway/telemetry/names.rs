@@ -73,6 +73,7 @@ metrics! {
     KV_SHARE_SNAPSHOTS = Counter "tidegate_kv_share_snapshots_total" [], "Snapshots of event streams that were left for other gateways.";
     KV_SHARE_BYTES = Counter "tidegate_kv_share_bytes_total" [], "Bytes of these snapshots.";
     KV_SHARE_FAILURES = Counter "tidegate_kv_share_failures_total" [], "Turns of sharing that failed.";
+    KV_FRUITLESS = Gauge "tidegate_kv_fruitless_lookups" [], "Lookups by tokens in a row that found nothing anywhere.";
     KV_ENTRIES = Gauge "tidegate_kv_index_entries" [], "Pairs of block and holder in the KV index.";
     KV_BLOCKS = Gauge "tidegate_kv_index_blocks" [], "Different blocks in the KV index.";
     KV_APPLIED = Counter "tidegate_kv_blocks_applied_total" [], "Blocks that engines stored or removed.";

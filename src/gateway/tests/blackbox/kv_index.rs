@@ -239,6 +239,51 @@ fn prompts_go_where_their_blocks_are_by_zeromq_in_every_encoding() {
     }
 }
 
+/// Two free ports side by side.
+fn neighbouring_ports() -> (u16, u16) {
+    for _ in 0..100 {
+        let first = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = first.local_addr().unwrap().port();
+        if port < u16::MAX && std::net::TcpListener::bind(("127.0.0.1", port + 1)).is_ok() {
+            return (port, port + 1);
+        }
+    }
+    panic!("no two ports side by side are free");
+}
+
+#[test]
+fn every_ranks_stream_is_read_and_a_silent_one_shows() {
+    let (first, second) = neighbouring_ports();
+    let rank = |port: u16| {
+        zmq_config(|config| {
+            config.kv_events.endpoint = format!("tcp://*:{port}"); // one without * would connect
+            config.kv_events.replay_endpoint = None;
+        })
+    };
+    // one backend whose ranks are two engines; only the first one serves requests
+    let engines = Engines::start(vec![rank(first), rank(second)]);
+    let gateway = Gateway::with(
+        &format!(
+            "  - {{ name: e, url: '{}', models: [sim-model] }}\n",
+            engines.urls[0]
+        ),
+        &format!(
+            "kv_cache_index:\n  enabled: true\n  parity_check: false\n  event_sources:\n    - {{ backend_name: e, endpoint: 'tcp://127.0.0.1:{first}', dp_size: 2, reconnect_interval_ms: 50 }}"
+        ),
+    );
+    let metric = |name: &str, rank: &str| {
+        gateway.metric(name, &["backend=\"e\"", &format!("rank=\"{rank}\"")])
+    };
+    wait_until("both streams are open", DEADLINE, || {
+        ["0", "1"]
+            .iter()
+            .all(|rank| metric("tidegate_kv_stream_connected", rank) == 1.0)
+    });
+    teach(&gateway, &prompt(1, 10), 10);
+    assert!(metric("tidegate_kv_stream_last_event_seconds", "0") > 0.0);
+    assert_eq!(metric("tidegate_kv_stream_last_event_seconds", "1"), 0.0);
+}
+
 #[test]
 fn a_gateway_that_comes_late_learns_from_the_replay() {
     let engines = Engines::start(vec![zmq_config(|_| {}), zmq_config(|_| {})]);
