@@ -143,6 +143,8 @@ impl Handler<Route> for Router {
                 let reach = ask.known.map(|known| reach(known, backend, &load, weights));
                 if let Some(reach) = &reach {
                     in_flight.queue_tokens(reach.uncached);
+                    let work = i64::try_from(reach.uncached).unwrap_or(i64::MAX);
+                    in_flight.backend().live.add_work(work);
                 }
                 let reason = plan.reason;
                 return Ok(Placement {

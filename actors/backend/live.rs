@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 /// A time to first token older than this says nothing about the backend of today.
 const TTFT_FRESH: Duration = Duration::from_secs(60);
+/// After this, what a backend has computed counts half.
+const WORK_HALF_LIFE: Duration = Duration::from_secs(30);
 /// Each sample moves the average by an eighth.
 const EWMA_SHIFT: u32 = 3;
 /// A success average of 1.
@@ -28,6 +30,8 @@ pub struct LiveNumbers {
     ttft_at_ms: AtomicU64,
     resting_until_ms: AtomicU64,
     queued_tokens: AtomicU64,
+    recent_work: AtomicU64,
+    recent_work_at_ms: AtomicU64,
     success: AtomicU32,
     // what other gateways have sent, and when they said so
     others_in_flight: AtomicU32,
@@ -90,6 +94,8 @@ impl Default for LiveNumbers {
             ttft_at_ms: AtomicU64::new(0),
             resting_until_ms: AtomicU64::new(0),
             queued_tokens: AtomicU64::new(0),
+            recent_work: AtomicU64::new(0),
+            recent_work_at_ms: AtomicU64::new(0),
             success: AtomicU32::new(SUCCESS_ONE),
             others_in_flight: AtomicU32::new(0),
             others_queued_tokens: AtomicU64::new(0),
@@ -122,6 +128,7 @@ impl LiveNumbers {
                 .queued_tokens
                 .load(Relaxed)
                 .saturating_add(others_tokens),
+            recent_work: self.recent_work_at(age),
             success: Some(f64::from(self.success.load(Relaxed)) / f64::from(SUCCESS_ONE)),
             resting: age < self.resting_until_ms.load(Relaxed),
             ..Load::default()
@@ -216,6 +223,22 @@ impl LiveNumbers {
         self.queued_tokens.fetch_sub(tokens, Relaxed);
     }
 
+    /// The backend has so many more tokens to compute, or fewer than was thought.
+    pub fn add_work(&self, tokens: i64) {
+        let age = self.age_ms(now());
+        // a lost update between two threads costs one request's share
+        let work = self.recent_work_at(age).saturating_add_signed(tokens);
+        self.recent_work.store(work, Relaxed);
+        self.recent_work_at_ms.store(age, Relaxed);
+    }
+
+    /// Work counts half after each [`WORK_HALF_LIFE`].
+    fn recent_work_at(&self, age_ms: u64) -> u64 {
+        let since = age_ms.saturating_sub(self.recent_work_at_ms.load(Relaxed));
+        let left = (-(since as f64) / WORK_HALF_LIFE.as_millis() as f64).exp2();
+        (self.recent_work.load(Relaxed) as f64 * left) as u64
+    }
+
     /// Prompt tokens that were sent and have not led to a first byte.
     pub fn queued_tokens(&self) -> u64 {
         self.queued_tokens.load(Relaxed)
@@ -254,6 +277,20 @@ mod tests {
             live.count_success();
         }
         assert!(success() > 0.99, "{}", success());
+    }
+
+    #[test]
+    fn work_adds_up_is_corrected_and_fades() {
+        let live = LiveNumbers::default();
+        live.add_work(1000);
+        live.add_work(-200);
+        let at = now();
+        let work = |after| live.load(at + after).recent_work;
+        assert!((795..=800).contains(&work(Duration::ZERO)));
+        let half = work(WORK_HALF_LIFE);
+        assert!((395..=400).contains(&half), "{half}");
+        live.add_work(-5000);
+        assert_eq!(live.load(now()).recent_work, 0);
     }
 
     #[test]

@@ -3,9 +3,10 @@
 //! Order: who may serve at all; a half-open backend's probe; the KV index; the prefix ring; the
 //! strategy.
 
+use crate::fair::{Fair, has_worked_enough};
 use crate::ids::{BackendId, PrefixKey, SessionKey, Slot};
 use crate::ring::load_bound;
-use crate::score::{Known, OVERLOAD_SLACK_TOKENS, Reach, Weights, composite, load, reach};
+use crate::score::{Known, Reach, Weights, composite, load, reach};
 use crate::strategy::{Candidate, Chance, Rotation, Strategy, pick};
 use crate::view::{BackendView, ClusterView, Live, Passage, Pool, Role};
 use std::cmp::Ordering;
@@ -137,7 +138,7 @@ pub fn choose(
         return Ok(Plan { slot, reason });
     }
     if let Some(key) = ask.prefix.filter(|_| rules.prefix_routing)
-        && let Some((slot, spilled)) = on_ring(view, pool, &candidates, key, rules)
+        && let Some((slot, spilled)) = on_ring(view, pool, &candidates, (key, ask.known), rules)
     {
         let reason = Reason::Prefix { spilled };
         return Ok(Plan { slot, reason });
@@ -207,14 +208,9 @@ pub fn weigh(
         }
     });
     let mut terms: Vec<Terms> = terms.collect();
-    let queued = |of: &Terms| of.candidate.load.queued_tokens;
-    let idlest = terms.iter().min_by_key(|of| queued(of)).copied();
-    if let Some(idlest) = idlest {
-        for of in &mut terms {
-            // how much less it has to compute than the least busy one
-            let saved = idlest.reach.uncached.saturating_sub(of.reach.uncached);
-            of.overloaded = queued(of) - queued(&idlest) > saved + OVERLOAD_SLACK_TOKENS;
-        }
+    let fair = Fair::of(view, &terms);
+    for of in &mut terms {
+        of.overloaded = fair.is_exceeded_by(of, view.backend(of.candidate.slot).weight);
     }
     terms
 }
@@ -252,17 +248,23 @@ fn by_overlap(
     best.map(|best| (best.candidate.slot, best.reach.overlap.blocks))
 }
 
-/// The first candidate clockwise from the key that has not more than its share.
+/// The first candidate clockwise from the key that has not more than its share: of requests in
+/// flight, and, where the size of prompts is known, of recent work.
 fn on_ring(
     view: &ClusterView,
     pool: &Pool,
     candidates: &[Candidate],
-    key: PrefixKey,
+    (key, known): (PrefixKey, Option<&Known>),
     rules: &ChoiceRules,
 ) -> Option<(Slot, bool)> {
     let weight = |slot: Slot| view.backend(slot).weight;
     let total: u64 = candidates.iter().map(|c| u64::from(c.load.in_flight)).sum();
     let total_weight = candidates.iter().map(|c| u64::from(weight(c.slot))).sum();
+    let mean_work = candidates
+        .iter()
+        .map(|c| c.load.recent_work as f64)
+        .sum::<f64>()
+        / (total_weight as f64).max(1.0);
     let mut spilled = false;
     for index in pool.ring.walk(key.0) {
         let slot = pool.members[index];
@@ -270,7 +272,10 @@ fn on_ring(
             continue;
         };
         let bound = load_bound(total, weight(slot), total_weight, rules.load_factor_epsilon);
-        if u64::from(candidate.load.in_flight) < bound {
+        let worked = known.is_some_and(|known| {
+            has_worked_enough(&candidate.load, mean_work, weight(slot), known.tokens())
+        });
+        if u64::from(candidate.load.in_flight) < bound && !worked {
             return Some((slot, spilled));
         }
         spilled = true;

@@ -10,6 +10,7 @@ pub mod breaker;
 pub mod choose;
 pub mod event_stream;
 pub mod explain;
+mod fair;
 pub mod health;
 pub mod ids;
 pub mod knowledge;

@@ -103,6 +103,9 @@ pub struct Load {
     pub ttft_us: Option<u64>,
     /// Prompt tokens that were sent and wait to be computed, as far as is known.
     pub queued_tokens: u64,
+    /// Tokens that it has computed lately, or has been sent to compute: of prompts those that were
+    /// not cached, and of answers all. What is older counts less.
+    pub recent_work: u64,
     /// Moving average of success, from 0 to 1; none when nothing has ended yet.
     pub success: Option<f64>,
     /// Whether it asked to be left alone for a moment (429, or a 503 that says so).

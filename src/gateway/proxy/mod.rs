@@ -162,7 +162,7 @@ fn note(worker: &Worker, placement: &Placement, report: &mut Report) {
     report.prediction = placement.reach.map(|reach| Prediction {
         reach,
         mode: placement.mode,
-        standing: placement.in_flight.backend().spec.kv.standing.clone(),
+        backend: placement.in_flight.backend().clone(),
     });
     report.backend = Some(placement.in_flight.backend().spec.name.clone());
     report.decision = match placement.reason {

@@ -1,7 +1,7 @@
 //! What was predicted of a prompt's cached tokens, against what the engine then says.
 
 use super::handles::Handles;
-use actors::backend::Standing;
+use actors::backend::Backend;
 use routing::knowledge::{Mode, error_permille};
 use routing::score::{Basis, Reach};
 use std::sync::Arc;
@@ -13,8 +13,8 @@ pub struct Prediction {
     pub reach: Reach,
     /// Where the knowledge of its cache came from.
     pub mode: Mode,
-    /// Where predictions about it are judged.
-    pub standing: Arc<Standing>,
+    /// Whom it is of.
+    pub backend: Arc<Backend>,
 }
 
 impl Prediction {
@@ -29,13 +29,14 @@ impl Prediction {
 
     /// Compares it with what the engine says it had cached. An engine that does not say is counted
     /// apart, never as 0.
-    pub fn check(&self, backend: &str, usage: &Usage, handles: &Handles) {
+    pub fn check(&self, usage: &Usage, handles: &Handles) {
+        self.correct_work(usage);
         if self.reach.of_blocks == 0 {
             return; // nothing was known of this prompt here
         }
         let predicted = self.tokens(usage);
         let actual = usage.prompt_tokens_details.and_then(|d| d.cached_tokens);
-        handles.prediction(backend, predicted, actual);
+        handles.prediction(&self.backend.spec.name, predicted, actual);
         let Some(actual) = actual else { return };
         // what was sent a moment ago is a hope: it may not have been computed yet
         let by_mode = match self.mode {
@@ -45,7 +46,19 @@ impl Prediction {
         };
         if by_mode && !self.reach.overlap.speculative {
             let error = error_permille(predicted, actual, usage.prompt_tokens);
-            self.standing.record(self.mode, error);
+            self.backend.spec.kv.standing.record(self.mode, error);
         }
+    }
+
+    /// The backend was charged with what was thought to be uncached; it has computed this.
+    fn correct_work(&self, usage: &Usage) {
+        let cached = usage.prompt_tokens_details.and_then(|d| d.cached_tokens);
+        let prompt = match cached {
+            Some(cached) => usage.prompt_tokens.saturating_sub(cached),
+            None => self.reach.uncached,
+        };
+        let computed = prompt + usage.completion_tokens.unwrap_or(0);
+        let more = i128::from(computed) - i128::from(self.reach.uncached);
+        self.backend.live.add_work(i64::try_from(more).unwrap_or(0));
     }
 }

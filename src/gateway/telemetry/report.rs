@@ -149,8 +149,8 @@ impl Drop for Report {
             tokens
                 .completion
                 .increment(usage.completion_tokens.unwrap_or(0));
-            if let (Some(backend), Some(prediction)) = (&self.backend, &self.prediction) {
-                prediction.check(backend, usage, handles);
+            if let Some(prediction) = &self.prediction {
+                prediction.check(usage, handles);
             }
             let details = usage.prompt_tokens_details.and_then(|d| d.cached_tokens);
             tokens.cached.increment(details.unwrap_or(0));
