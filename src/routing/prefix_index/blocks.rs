@@ -27,15 +27,18 @@ impl Block {
     };
 
     /// Who has it.
+    #[inline]
     pub(super) fn holders(&self) -> SetId {
         self.holders
     }
 
+    #[inline]
     pub(super) fn first(&self) -> Option<Place> {
         let first = self.first & NOWHERE;
         (first != NOWHERE).then_some(first)
     }
 
+    #[inline]
     pub(super) fn set_first(&mut self, first: Option<Place>) {
         self.first = self.first & HEAD | first.unwrap_or(NOWHERE);
     }
@@ -68,6 +71,7 @@ impl std::ops::IndexMut<Place> for Blocks {
 
 impl Blocks {
     /// Where a block is; `parent` is the block before it in its chain, if that is there.
+    #[inline]
     pub(super) fn find(&self, parent: Option<Place>, own: BlockHash) -> Option<Place> {
         if let Some(parent) = parent {
             let next = self.slab.as_slice().get(parent as usize + 1);
@@ -110,6 +114,7 @@ impl Blocks {
     }
 
     /// From now on these have a block.
+    #[inline]
     pub(super) fn set_holders(&mut self, place: Place, holders: SetId) {
         self.slab[place].holders = holders;
         let before = place.checked_sub(1).map(|before| &self.slab[before]);

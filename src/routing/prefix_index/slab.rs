@@ -10,7 +10,7 @@ pub(super) type Place = u32;
 pub(super) const NOWHERE: Place = u32::MAX >> 1;
 /// Room is taken by this share of what is there: little is held that is not used, and a large
 /// vector moves rarely (the allocator moves its pages, not its bytes).
-const GROWTH_SHARE: usize = 16;
+const GROWTH_SHARE: usize = 32;
 const GROWTH_MIN: usize = 64;
 
 /// See the module.
@@ -67,12 +67,14 @@ impl<T: Copy> Slab<T> {
     }
 
     /// The record at a place, if there is one.
+    #[inline]
     pub(super) fn get(&self, place: Place) -> Option<&T> {
         let record = self.places.get(place as usize)?;
         (!self.is_free(place)).then_some(record)
     }
 
     /// Puts a record behind another if that place is free, else anywhere.
+    #[inline]
     pub(super) fn put(&mut self, behind: Option<Place>, record: T) -> Place {
         let next = behind.map(|place| place + 1);
         let place = match next {
@@ -90,6 +92,7 @@ impl<T: Copy> Slab<T> {
     }
 
     /// Frees a place. What it shows from now on is `blank`.
+    #[inline]
     pub(super) fn take(&mut self, place: Place, blank: T) {
         self.live -= 1;
         self.places[place as usize] = blank;
