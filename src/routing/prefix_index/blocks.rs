@@ -118,9 +118,8 @@ impl Blocks {
     pub(super) fn set_holders(&mut self, place: Place, holders: SetId) {
         self.slab[place].holders = holders;
         let before = place.checked_sub(1).map(|before| &self.slab[before]);
-        let turns = |block: &Block, before: &Block| {
-            block.is_head() || block.holders != before.holders
-        };
+        let turns =
+            |block: &Block, before: &Block| block.is_head() || block.holders != before.holders;
         let here = before.is_none_or(|before| turns(&self.slab[place], before));
         self.turns.set(place, here);
         if let Some(next) = self.slab.as_slice().get(place as usize + 1) {

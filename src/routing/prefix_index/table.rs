@@ -63,7 +63,11 @@ impl Row {
     fn alike(&self, mark: u32, place_bits: u32) -> u32 {
         let mut alike = 0;
         for (slot, word) in self.0.iter().enumerate() {
-            alike |= if word >> place_bits == mark { 1 << slot } else { 0 };
+            alike |= if word >> place_bits == mark {
+                1 << slot
+            } else {
+                0
+            };
         }
         alike & ((1 << ROW_SLOTS) - 1)
     }
