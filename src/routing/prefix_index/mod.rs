@@ -384,3 +384,5 @@ impl PrefixIndex {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_model;

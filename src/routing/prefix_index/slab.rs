@@ -78,7 +78,8 @@ impl<T: Copy> Slab<T> {
     pub(super) fn put(&mut self, behind: Option<Place>, record: T) -> Place {
         let next = behind.map(|place| place + 1);
         let place = match next {
-            Some(next) if self.is_free(next) || next as usize == self.places.len() => next,
+            Some(next) if self.is_free(next) => next,
+            Some(next) if next as usize == self.places.len() && self.may_grow() => next,
             _ => self.find_free(),
         };
         self.live += 1;
@@ -100,6 +101,11 @@ impl<T: Copy> Slab<T> {
         self.free[word] |= 1 << (place % 64);
         self.free_words[word / 64] |= 1 << (word % 64);
         self.hand = place;
+    }
+
+    /// Whether a place at the end may be taken while others are free: few of them may be.
+    fn may_grow(&self) -> bool {
+        (self.places.len() - self.live) * GROWTH_SHARE <= self.places.len()
     }
 
     fn is_free(&self, place: Place) -> bool {
