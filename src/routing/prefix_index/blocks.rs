@@ -179,3 +179,4 @@ impl Blocks {
         assert!(self.heads.len() <= self.slab.live());
     }
 }
+impl Blocks { pub(super) fn heads_len(&self) -> usize { self.heads.len() } pub(super) fn turn_count(&self) -> usize { self.slab.len() - (0..self.slab.len() as u32).filter(|p| self.turns.clear_from(*p as usize, 1) == 1).count() } }

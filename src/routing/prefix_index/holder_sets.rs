@@ -199,3 +199,4 @@ impl HolderSets {
         self.free.push(set.0);
     }
 }
+impl HolderSets { pub(super) fn len2(&self) -> usize { self.sets.len() - self.free.len() } }

@@ -80,8 +80,12 @@ impl Ledger {
         if let Some(right) = guess.filter(is_it) {
             return Some(right);
         }
-        self.sets.tier_of(self.blocks[block].holders(), holder)?;
-        let first = self.blocks[block].first();
+        let block = &self.blocks[block];
+        if block.holders() == SetId::EMPTY {
+            return None;
+        }
+        self.sets.tier_of(block.holders(), holder)?;
+        let first = block.first();
         std::iter::successors(first, |place| self.holdings[*place].next()).find(is_it)
     }
 
@@ -228,7 +232,7 @@ impl Ledger {
     pub(super) fn key(&self, place: Place) -> (HolderId, BlockHash) {
         let holding = &self.holdings[place];
         let own = self.blocks[holding.block].own;
-        (self.holders[holding.holder()].id, own)
+        (self.holders.id(holding.holder()), own)
     }
 }
 

@@ -386,3 +386,4 @@ impl PrefixIndex {
 mod tests;
 #[cfg(test)]
 mod tests_model;
+impl PrefixIndex { #[allow(missing_docs)] pub fn debug(&self) -> String { format!("heads {} turns {} blocks {} sets {}", self.ledger.blocks.heads_len(), self.ledger.blocks.turn_count(), self.ledger.held_blocks(), self.ledger.sets.len2()) } }
