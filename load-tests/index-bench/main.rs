@@ -75,7 +75,6 @@ fn measure(shape: Shape, ops: &[Op]) {
     let (measured, ours) = replay(ops, || Ours::new(shape.recorded_block_size()));
     let (pairs, blocks) = (ours.index.entries(), ours.index.blocks());
     println!("{}", measured.row(pairs));
-    println!("{}", ours.index.debug());
     let found: u64 = measured.best.iter().map(|best| u64::from(*best)).sum();
     let block_ops = measured.block_ops;
     println!(

@@ -98,6 +98,9 @@ fn beside(ours: &Measured, peer: &Measured, pairs: usize) {
     let both = ours.best.iter().zip(&peer.best);
     let differ = both.filter(|(ours, peer)| ours != peer).count();
     if differ > 0 {
-        println!("    best overlaps DIFFER in {differ} of {}", ours.best.len());
+        println!(
+            "    best overlaps DIFFER in {differ} of {}",
+            ours.best.len()
+        );
     }
 }

@@ -27,18 +27,15 @@ impl Block {
     };
 
     /// Who has it.
-    #[inline]
     pub(super) fn holders(&self) -> SetId {
         self.holders
     }
 
-    #[inline]
     pub(super) fn first(&self) -> Option<Place> {
         let first = self.first & NOWHERE;
         (first != NOWHERE).then_some(first)
     }
 
-    #[inline]
     pub(super) fn set_first(&mut self, first: Option<Place>) {
         self.first = self.first & HEAD | first.unwrap_or(NOWHERE);
     }
@@ -71,7 +68,6 @@ impl std::ops::IndexMut<Place> for Blocks {
 
 impl Blocks {
     /// Where a block is; `parent` is the block before it in its chain, if that is there.
-    #[inline]
     pub(super) fn find(&self, parent: Option<Place>, own: BlockHash) -> Option<Place> {
         if let Some(parent) = parent {
             let next = self.slab.as_slice().get(parent as usize + 1);
@@ -114,7 +110,6 @@ impl Blocks {
     }
 
     /// From now on these have a block.
-    #[inline]
     pub(super) fn set_holders(&mut self, place: Place, holders: SetId) {
         self.slab[place].holders = holders;
         let before = place.checked_sub(1).map(|before| &self.slab[before]);
@@ -179,4 +174,3 @@ impl Blocks {
         assert!(self.heads.len() <= self.slab.live());
     }
 }
-impl Blocks { pub(super) fn heads_len(&self) -> usize { self.heads.len() } pub(super) fn turn_count(&self) -> usize { self.slab.len() - (0..self.slab.len() as u32).filter(|p| self.turns.clear_from(*p as usize, 1) == 1).count() } }

@@ -15,7 +15,6 @@ impl Ledger {
 
     /// An engine stored a block, perhaps once more, behind the block of the record `parent`.
     /// `known` is where its hash leads so far. Answers the record; none if there is no room at all.
-    #[inline]
     pub(super) fn stored(
         &mut self,
         (holder, tier): (HolderNumber, Tier),
@@ -65,7 +64,6 @@ impl Ledger {
 
     /// An engine removed a copy. If it was the last one in that tier, `afterwards` comes before the
     /// block can go. Answers how many are left; none if the hash is not known.
-    #[inline]
     pub(super) fn removed(
         &mut self,
         (holder, tier): (HolderNumber, Tier),

@@ -97,7 +97,6 @@ impl HolderSets {
 
     /// A block had `from`; now this holder has it in `tier` at best, or not at all. Answers the set
     /// that the block has from now on.
-    #[inline]
     pub(super) fn change(
         &mut self,
         from: SetId,
@@ -199,4 +198,3 @@ impl HolderSets {
         self.free.push(set.0);
     }
 }
-impl HolderSets { pub(super) fn len2(&self) -> usize { self.sets.len() - self.free.len() } }

@@ -40,7 +40,6 @@ impl Ledger {
     }
 
     /// The record that an engine's hash leads to.
-    #[inline]
     pub(super) fn named(&self, holder: HolderNumber, name: u64) -> Option<Place> {
         let names = &self.holders[holder].names;
         names.find(spread(name), |place| self.holdings[place].name == name)
@@ -54,7 +53,6 @@ impl Ledger {
     }
 
     /// Finds the record that an engine's hash leads to, and where that stands.
-    #[inline]
     pub(super) fn named_at(&self, holder: HolderNumber, name: u64) -> Option<(Place, Position)> {
         let names = &self.holders[holder].names;
         let at = names.position(spread(name), |place| self.holdings[place].name == name)?;
@@ -62,7 +60,6 @@ impl Ledger {
     }
 
     /// A holder's record of a block that it has now. `guess` is looked at first.
-    #[inline]
     pub(super) fn held(
         &self,
         holder: HolderNumber,
@@ -90,7 +87,6 @@ impl Ledger {
     }
 
     /// A new record, best behind the holder's record of the block before.
-    #[inline]
     pub(super) fn add(
         &mut self,
         holder: HolderNumber,
@@ -107,7 +103,6 @@ impl Ledger {
     }
 
     /// An engine's hash leads to this record from now on.
-    #[inline]
     pub(super) fn give_name(&mut self, place: Place, name: u64) {
         let holding = &mut self.holdings[place];
         holding.set_name(name);
@@ -137,7 +132,6 @@ impl Ledger {
 
     /// A block is in these tiers for the holder of a record; with none and without a name the
     /// record goes, and with the last record the block.
-    #[inline]
     pub(super) fn set_tiers(&mut self, place: Place, tiers: Tiers) {
         let holding = &mut self.holdings[place];
         let before = holding.tiers().best();
@@ -155,7 +149,6 @@ impl Ledger {
     }
 
     /// Removes a record that has neither tiers nor a name.
-    #[inline]
     pub(super) fn drop_if_void(&mut self, place: Place) {
         let holding = self.holdings[place];
         if holding.is_named() || holding.tiers() != Tiers::NONE {
@@ -186,7 +179,6 @@ impl Ledger {
     }
 
     /// A holder has a block in a tier. Answers its record.
-    #[inline]
     pub(super) fn put(
         &mut self,
         (holder, tier): (HolderNumber, Tier),

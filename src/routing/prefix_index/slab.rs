@@ -17,7 +17,7 @@ const GROWTH_MIN: usize = 64;
 const FREE_SHARE: usize = 64;
 /// Words with free places that are searched for a long stretch of these: short ones make chains of
 /// many pieces, and most of the time a long one is near.
-const WORDS_SEARCHED: usize = 64;
+const WORDS_SEARCHED: usize = 8;
 
 /// Where 32 bits in a row are set, if so.
 fn long_stretch(word: u64) -> Option<u32> {
@@ -82,14 +82,12 @@ impl<T: Copy> Slab<T> {
     }
 
     /// The record at a place, if there is one.
-    #[inline]
     pub(super) fn get(&self, place: Place) -> Option<&T> {
         let record = self.places.get(place as usize)?;
         (!self.is_free(place)).then_some(record)
     }
 
     /// Puts a record behind another if that place is free, else anywhere.
-    #[inline]
     pub(super) fn put(&mut self, behind: Option<Place>, record: T) -> Place {
         let next = behind.map(|place| place + 1);
         let place = match next {
@@ -108,7 +106,6 @@ impl<T: Copy> Slab<T> {
     }
 
     /// Frees a place. What it shows from now on is `blank`.
-    #[inline]
     pub(super) fn take(&mut self, place: Place, blank: T) {
         self.live -= 1;
         self.places[place as usize] = blank;

@@ -13,7 +13,7 @@ const PLACE_BITS_MAX: u32 = 27;
 /// Places from here on find no room in a slot.
 pub(super) const PLACES_MAX: usize = 1 << PLACE_BITS_MAX;
 /// Full up to this share of the slots: beyond, many rows overflow.
-const LOAD_MAX: (usize, usize) = (6, 7);
+const LOAD_MAX: (usize, usize) = (4, 5);
 
 // The first slots that are taken, then 0; and last a word of how many are taken, and how many
 // entries belong here or before and stand in a later row (a count that stays at its maximum).

@@ -3,7 +3,7 @@
 //! compared is every run of every prompt; and after each step all parts of the index agree.
 
 use super::*;
-use crate::block::chain;
+use crate::block::{Realm, chain};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 

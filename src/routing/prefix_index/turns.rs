@@ -20,7 +20,6 @@ impl Turns {
         }
     }
 
-    #[inline]
     pub(super) fn set(&mut self, place: Place, turns: bool) {
         let word = &mut self.0[place as usize / 64];
         let bit = 1 << (place % 64);
