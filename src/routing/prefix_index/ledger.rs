@@ -11,6 +11,9 @@ use super::tier::{Tier, Tiers};
 use super::{HolderId, Seconds};
 use crate::block::BlockHash;
 
+/// Records in all, whatever the limits say: some places are free, and all must find room in a table.
+pub(super) const RECORDS_MAX: usize = PLACES_MAX / 8 * 7;
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
@@ -36,7 +39,7 @@ impl Ledger {
 
     /// Whether another record finds room, whatever the limits say.
     pub(super) fn is_full(&self) -> bool {
-        self.holdings.live() + 1 >= PLACES_MAX
+        self.holdings.live() >= RECORDS_MAX
     }
 
     /// The record that an engine's hash leads to.

@@ -27,7 +27,7 @@ mod turns;
 
 use crate::block::{BlockHash, next};
 use holders::HolderNumber;
-use ledger::Ledger;
+use ledger::{Ledger, RECORDS_MAX};
 pub use overlap::Run;
 use slab::Place;
 use speculations::{Due, Speculations};
@@ -57,8 +57,12 @@ pub struct PrefixIndex {
 impl PrefixIndex {
     /// An index that knows nothing.
     pub fn new(limits: Limits) -> Self {
+        let max_entries = limits.max_entries.min(RECORDS_MAX);
         PrefixIndex {
-            limits,
+            limits: Limits {
+                max_entries,
+                ..limits
+            },
             ledger: Ledger::default(),
             speculations: Speculations::default(),
         }
