@@ -7,3 +7,4 @@ pub mod heap;
 pub mod ours;
 pub mod replay;
 pub mod trace;
+pub mod under_fire;

@@ -5,7 +5,7 @@ use clap::Parser;
 use index_bench::fleet::{Fleet, Op, Shape};
 use index_bench::ours::Ours;
 use index_bench::replay::replay;
-use index_bench::{heap, trace};
+use index_bench::{heap, trace, under_fire};
 use std::path::PathBuf;
 
 /// Measures the prefix index: block operations per second, lookup latency, memory
@@ -30,6 +30,9 @@ struct Args {
     /// All workers name a block alike
     #[arg(long)]
     names_alike: bool,
+    /// Measures lookups while actors take in events, instead
+    #[arg(long)]
+    under_fire: bool,
     /// Removals in the churn test, in millions
     #[arg(long, default_value_t = 5)]
     churn: u64,
@@ -58,6 +61,10 @@ fn main() -> std::io::Result<()> {
     let mut fleet = Fleet::new(shape);
     for request in &requests {
         fleet.serve(request);
+    }
+    if args.under_fire {
+        under_fire::run(args.workers, shape.recorded_block_size(), fleet.into_ops());
+        return Ok(());
     }
     measure(shape, &fleet.into_ops());
     churn(&args);

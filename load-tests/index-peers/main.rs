@@ -29,7 +29,7 @@ struct Args {
     /// Tokens per block
     #[arg(long, default_value_t = 64)]
     block_size: u32,
-    /// Workers name a block each in their own way; else alike
+    /// Workers name a block each in their own way, which only ours and ChainIndex take; else alike
     #[arg(long)]
     own_names: bool,
     /// Only ours and ChainIndex
@@ -65,7 +65,7 @@ fn main() -> std::io::Result<()> {
             args.workers, args.blocks
         );
         for _ in 0..args.rounds {
-            round(shape, &ops, args.quick);
+            round(shape, &ops, args.quick || args.own_names);
         }
     }
     Ok(())
@@ -98,6 +98,9 @@ fn beside(ours: &Measured, peer: &Measured, pairs: usize) {
     let both = ours.best.iter().zip(&peer.best);
     let differ = both.filter(|(ours, peer)| ours != peer).count();
     if differ > 0 {
-        println!("    best overlaps DIFFER in {differ} of {}", ours.best.len());
+        println!(
+            "    best overlaps DIFFER in {differ} of {}",
+            ours.best.len()
+        );
     }
 }

@@ -59,12 +59,16 @@ impl Fair {
 }
 
 /// Whether a backend has done more than its share lately, by more than some prompts of this size.
+/// An idle one never has: nobody waits there.
 pub(crate) fn has_worked_enough(load: &Load, mean: f64, weight: u32, tokens: u64) -> bool {
     work_beyond(load, mean, f64::from(weight.max(1)), tokens) > 0.0
 }
 
-/// Recent work beyond a backend's share, in tokens.
+/// Recent work beyond a backend's share, in tokens; of an idle one, nothing.
 fn work_beyond(load: &Load, mean: f64, weight: f64, tokens: u64) -> f64 {
+    if load.in_flight == 0 {
+        return 0.0;
+    }
     let slack = OVERLOAD_SLACK_TOKENS.min(WORK_SLACK_PROMPTS * tokens);
     load.recent_work as f64 - mean * weight * WORK_FACTOR - slack as f64
 }

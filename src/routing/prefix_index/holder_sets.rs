@@ -125,6 +125,7 @@ impl HolderSets {
         self.sets.len() - self.free.len()
     }
 
+    #[cold]
     fn find_changed(&mut self, from: SetId, holder: HolderNumber, tier: Option<Tier>) -> SetId {
         let old = &self.sets[from.0 as usize];
         let at = old
@@ -178,9 +179,14 @@ impl HolderSets {
     fn release(&mut self, set: SetId) {
         let old = &mut self.sets[set.0 as usize];
         old.uses = old.uses.saturating_sub(1);
-        if old.uses > 0 || set == SetId::EMPTY {
-            return;
+        if old.uses == 0 && set != SetId::EMPTY {
+            self.remove(set);
         }
+    }
+
+    #[cold]
+    fn remove(&mut self, set: SetId) {
+        let old = &self.sets[set.0 as usize];
         for step in &mut self.steps {
             step.take_if(|step| step.from == set || step.to == set);
         }

@@ -16,7 +16,6 @@ pub(super) const HOLDERS_MAX: usize = 1 << HOLDER_BITS;
 
 #[derive(Debug)]
 pub(super) struct Holder {
-    pub(super) id: HolderId,
     /// Records of it, in use or only a name.
     pub(super) holdings: usize,
     /// From the engine's hashes to these records.
@@ -28,6 +27,8 @@ pub(super) struct Holder {
 pub(super) struct Holders {
     numbers: HashMap<HolderId, HolderNumber>,
     holders: Vec<Holder>,
+    // apart from the rest: lookups read these, and many in a row
+    ids: Vec<HolderId>,
 }
 
 impl std::ops::Index<HolderNumber> for Holders {
@@ -44,6 +45,11 @@ impl std::ops::IndexMut<HolderNumber> for Holders {
 }
 
 impl Holders {
+    /// Whose number it is.
+    pub(super) fn id(&self, number: HolderNumber) -> HolderId {
+        self.ids[usize::from(number.0)]
+    }
+
     /// The number of a holder, if it has one.
     pub(super) fn find(&self, id: HolderId) -> Option<HolderNumber> {
         self.numbers.get(&id).copied()
@@ -55,20 +61,21 @@ impl Holders {
             return Some(number);
         }
         let fresh = Holder {
-            id,
             holdings: 0,
             names: Table::default(),
         };
         let number = if self.holders.len() < HOLDERS_MAX {
             self.holders.push(fresh);
+            self.ids.push(id);
             HolderNumber(self.holders.len() as u16 - 1)
         } else {
             let unused = self
                 .holders
                 .iter()
                 .position(|holder| holder.holdings == 0)?;
-            self.numbers.remove(&self.holders[unused].id);
+            self.numbers.remove(&self.ids[unused]);
             self.holders[unused] = fresh;
+            self.ids[unused] = id;
             HolderNumber(unused as u16)
         };
         self.numbers.insert(id, number);

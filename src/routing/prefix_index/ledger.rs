@@ -11,6 +11,9 @@ use super::tier::{Tier, Tiers};
 use super::{HolderId, Seconds};
 use crate::block::BlockHash;
 
+/// Records in all, whatever the limits say: some places are free, and all must find room in a table.
+pub(super) const RECORDS_MAX: usize = PLACES_MAX / 8 * 7;
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
@@ -36,7 +39,7 @@ impl Ledger {
 
     /// Whether another record finds room, whatever the limits say.
     pub(super) fn is_full(&self) -> bool {
-        self.holdings.live() + 1 >= PLACES_MAX
+        self.holdings.live() >= RECORDS_MAX
     }
 
     /// The record that an engine's hash leads to.
@@ -77,8 +80,12 @@ impl Ledger {
         if let Some(right) = guess.filter(is_it) {
             return Some(right);
         }
-        self.sets.tier_of(self.blocks[block].holders(), holder)?;
-        let first = self.blocks[block].first();
+        let block = &self.blocks[block];
+        if block.holders() == SetId::EMPTY {
+            return None;
+        }
+        self.sets.tier_of(block.holders(), holder)?;
+        let first = block.first();
         std::iter::successors(first, |place| self.holdings[*place].next()).find(is_it)
     }
 
@@ -220,7 +227,7 @@ impl Ledger {
     pub(super) fn key(&self, place: Place) -> (HolderId, BlockHash) {
         let holding = &self.holdings[place];
         let own = self.blocks[holding.block].own;
-        (self.holders[holding.holder()].id, own)
+        (self.holders.id(holding.holder()), own)
     }
 }
 

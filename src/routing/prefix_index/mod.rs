@@ -22,78 +22,20 @@ mod room;
 mod slab;
 mod speculations;
 mod table;
+mod terms;
 mod tier;
 mod turns;
 
-use crate::block::{BlockHash, Realm, next};
+use crate::block::{BlockHash, next};
 pub use carry::Carried;
 use holders::HolderNumber;
-use ledger::Ledger;
+use ledger::{Ledger, RECORDS_MAX};
 pub use overlap::Run;
 use slab::Place;
 use speculations::{Due, Speculations};
 use std::sync::Arc;
+pub use terms::{Afterwards, Applied, HolderId, Limits, Seconds, StoredRun};
 pub use tier::Tier;
-
-/// A backend's memory, or a storage namespace.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct HolderId(pub u32);
-
-/// Seconds since an arbitrary start; the caller's clock.
-pub type Seconds = u32;
-
-/// What an index may hold.
-#[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// Pairs of block and holder.
-    pub max_entries: usize,
-    /// Unused for so long, an entry expires.
-    pub ttl: Seconds,
-}
-
-/// A run of blocks that an engine stored.
-#[derive(Debug, Clone, Copy)]
-pub struct StoredRun<'a> {
-    /// Model or adapter, salt, and block size.
-    pub realm: Realm<'a>,
-    /// The engine's hashes, one per block.
-    pub hashes: &'a [u64],
-    /// The engine's hash of the block before; none at the start of a prompt.
-    pub parent: Option<u64>,
-    /// `hashes.len() * block_size` ids; or none, for a copy of blocks that are known.
-    pub tokens: &'a [u32],
-    /// Where the blocks are.
-    pub tier: Tier,
-}
-
-/// What an event came to.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct Applied {
-    /// Blocks that it named and that were taken in.
-    pub blocks: usize,
-    /// Blocks whose parent, or which themselves, are not known.
-    pub unknown: usize,
-}
-
-impl Applied {
-    fn unknown(blocks: usize) -> Self {
-        Applied {
-            blocks: 0,
-            unknown: blocks,
-        }
-    }
-}
-
-/// What becomes of blocks of which an engine has removed the last copy from a tier.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Afterwards {
-    /// Nothing more.
-    Gone,
-    /// This holder has them now, or is assumed to.
-    KeptBy(HolderId, Tier),
-    /// They are no longer in this storage namespace either.
-    GoneFrom(HolderId),
-}
 
 /// Engines' hashes that are looked up ahead: enough to wait for memory side by side, few enough to
 /// be in the cache still when their turn comes.
@@ -117,8 +59,12 @@ pub struct PrefixIndex {
 impl PrefixIndex {
     /// An index that knows nothing.
     pub fn new(limits: Limits) -> Self {
+        let max_entries = limits.max_entries.min(RECORDS_MAX);
         PrefixIndex {
-            limits,
+            limits: Limits {
+                max_entries,
+                ..limits
+            },
             ledger: Ledger::default(),
             speculations: Speculations::default(),
         }
@@ -386,3 +332,5 @@ impl PrefixIndex {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_model;

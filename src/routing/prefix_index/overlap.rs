@@ -115,7 +115,7 @@ impl Runs {
 
 fn begun(ledger: &Ledger, member: Member, at: u32) -> Run {
     Run {
-        holder: ledger.holders[member.holder()].id,
+        holder: ledger.holders.id(member.holder()),
         tier: member.tier(),
         from: at,
         to: at,

@@ -10,8 +10,23 @@ pub(super) type Place = u32;
 pub(super) const NOWHERE: Place = u32::MAX >> 1;
 /// Room is taken by this share of what is there: little is held that is not used, and a large
 /// vector moves rarely (the allocator moves its pages, not its bytes).
-const GROWTH_SHARE: usize = 16;
+const GROWTH_SHARE: usize = 32;
 const GROWTH_MIN: usize = 64;
+
+/// Up to this share of all places is free before short stretches of free ones are used.
+const FREE_SHARE: usize = 64;
+/// Words with free places that are searched for a long stretch of these: short ones make chains of
+/// many pieces, and most of the time a long one is near.
+const WORDS_SEARCHED: usize = 8;
+
+/// Where 32 bits in a row are set, if so.
+fn long_stretch(word: u64) -> Option<u32> {
+    let mut starts = word;
+    for shift in [1, 2, 4, 8, 16] {
+        starts &= starts >> shift;
+    }
+    (starts != 0).then(|| starts.trailing_zeros())
+}
 
 /// See the module.
 #[derive(Debug)]
@@ -76,7 +91,8 @@ impl<T: Copy> Slab<T> {
     pub(super) fn put(&mut self, behind: Option<Place>, record: T) -> Place {
         let next = behind.map(|place| place + 1);
         let place = match next {
-            Some(next) if self.is_free(next) || next as usize == self.places.len() => next,
+            Some(next) if self.is_free(next) => next,
+            Some(next) if next as usize == self.places.len() && self.may_grow() => next,
             _ => self.find_free(),
         };
         self.live += 1;
@@ -97,6 +113,11 @@ impl<T: Copy> Slab<T> {
         self.free[word] |= 1 << (place % 64);
         self.free_words[word / 64] |= 1 << (word % 64);
         self.hand = place;
+    }
+
+    /// Whether a place at the end may be taken while others are free: few of them may be.
+    fn may_grow(&self) -> bool {
+        (self.places.len() - self.live) * FREE_SHARE <= self.places.len()
     }
 
     fn is_free(&self, place: Place) -> bool {
@@ -127,17 +148,27 @@ impl<T: Copy> Slab<T> {
         self.places.push(record);
     }
 
-    /// The first free place from the hand on, else from the beginning, else a new one.
+    /// A free place near the hand, best one with others behind it: a chain begins here. A new one if
+    /// none is free.
     fn find_free(&self) -> Place {
         if self.live == self.places.len() {
             return self.places.len() as Place;
         }
-        let word = self.hand as usize / 64;
-        let here = self.free[word] & (u64::MAX << (self.hand % 64));
-        if here != 0 {
-            return (word * 64) as Place + here.trailing_zeros();
+        let hand = self.hand as usize / 64;
+        let mut word = hand;
+        for _ in 0..WORDS_SEARCHED {
+            let found = self.free_word_from(word);
+            let found = found.or_else(|| self.free_word_from(0));
+            word = found.expect("fewer records than places, so a place is free");
+            if let Some(stretch) = long_stretch(self.free[word]) {
+                return (word * 64) as Place + stretch;
+            }
+            word += 1;
         }
-        let word = self.free_word_from(word + 1);
+        if self.may_grow() {
+            return self.places.len() as Place;
+        }
+        let word = self.free_word_from(hand);
         let word = word.or_else(|| self.free_word_from(0));
         let word = word.expect("fewer records than places, so a place is free");
         (word * 64) as Place + self.free[word].trailing_zeros()

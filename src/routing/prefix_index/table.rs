@@ -57,10 +57,19 @@ impl Row {
         self.0[last] = 0;
     }
 
-    /// Which slots show this mark above the place: a byte for each, 1 or 0, the first one lowest.
-    fn alike(&self, mark: u32, place_bits: u32) -> u128 {
-        let alike = self.0.map(|slot| u8::from(slot >> place_bits == mark));
-        u128::from_le_bytes(alike) & (u128::MAX >> 8)
+    /// Which slots show this mark above the place: a bit for each. Looks at all sixteen words, so
+    /// that it becomes a few instructions on vectors.
+    #[inline]
+    fn alike(&self, mark: u32, place_bits: u32) -> u32 {
+        let mut alike = 0;
+        for (slot, word) in self.0.iter().enumerate() {
+            alike |= if word >> place_bits == mark {
+                1 << slot
+            } else {
+                0
+            };
+        }
+        alike & ((1 << ROW_SLOTS) - 1)
     }
 }
 
@@ -110,6 +119,7 @@ impl Table {
     }
 
     /// Adds an entry that is not there. `hash_of` is asked when the table grows.
+    #[inline]
     pub(super) fn insert(&mut self, hash: u64, place: Place, hash_of: impl Fn(Place) -> u64) {
         let full = (self.len + 1) * LOAD_MAX.1 > self.rows.len() * ROW_SLOTS * LOAD_MAX.0;
         if full || place >> self.place_bits != 0 {
@@ -129,6 +139,7 @@ impl Table {
     }
 
     /// Removes the entry of this hash at a position.
+    #[inline]
     pub(super) fn remove_at(&mut self, hash: u64, at: Position, hash_of: impl Fn(Place) -> u64) {
         let mut passed = self.home(hash);
         while passed != at.row {
@@ -183,7 +194,7 @@ impl Table {
             let row = &self.rows[at];
             let mut alike = row.alike(mark, self.place_bits);
             while alike != 0 {
-                let slot = alike.trailing_zeros() as usize / 8;
+                let slot = alike.trailing_zeros() as usize;
                 if is_it(self.place(row.0[slot])) {
                     return Some(Position { row: at, slot });
                 }
@@ -211,6 +222,7 @@ impl Table {
     }
 
     /// A table for so many entries, in which `largest` and each place so far has room.
+    #[cold]
     fn rebuild(&mut self, entries: usize, largest: Place, hash_of: impl Fn(Place) -> u64) {
         let all: Vec<(u64, Place)> = self.places().map(|place| (hash_of(place), place)).collect();
         let largest = all.iter().map(|(_, place)| *place).max().max(Some(largest));

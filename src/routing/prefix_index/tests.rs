@@ -1,7 +1,7 @@
 //! Against a model that keeps every fact in plain maps.
 
 use super::*;
-use crate::block::chain;
+use crate::block::{Realm, chain};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
