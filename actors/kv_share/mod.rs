@@ -40,7 +40,7 @@ const SNAPSHOT_RATE_MAX: u64 = 8 << 20;
 /// Where gateways leave what they know. Every call ends by itself in bounded time.
 pub trait SharedStore {
     /// The snapshot of a stream, if there is one.
-    fn load(&self, stream: &str) -> LocalBoxFuture<'static, Result<Option<Vec<u8>>, String>>;
+    fn load(&self, stream: &str) -> LocalBoxFuture<'static, Result<Option<Stored>, String>>;
     /// Leads a stream, or goes on leading it; false when another does.
     fn lead(&self, stream: &str) -> LocalBoxFuture<'static, Result<bool, String>>;
     /// Leaves a snapshot; lapses after [`SNAPSHOT_LAPSES`].
@@ -49,6 +49,15 @@ pub trait SharedStore {
     fn keep(&self, stream: &str) -> LocalBoxFuture<'static, Result<(), String>>;
     /// Tells this gateway's loads, which lapse after [`LOAD_LAPSES`]; answers the others'.
     fn exchange(&self, mine: Vec<Load>) -> LocalBoxFuture<'static, Result<Vec<Load>, String>>;
+}
+
+/// A snapshot in the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stored {
+    /// As it was left.
+    pub bytes: Vec<u8>,
+    /// How long ago whoever leads the stream last said that it is up to date.
+    pub age: Duration,
 }
 
 /// What one gateway has sent to one backend.

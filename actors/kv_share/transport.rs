@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use wire::kv_snapshot::Snapshot;
 
-/// How long a snapshot is waited for that closes a gap, and how often it is looked for. Whoever
+/// How long a snapshot is waited for that leaves no gap, and how often it is looked for. Whoever
 /// leads the stream writes about once a second.
 const SNAPSHOT_WAIT: Duration = Duration::from_millis(2500);
 const SNAPSHOT_LOOK: Duration = Duration::from_millis(100);
@@ -86,7 +86,7 @@ impl EventConnection for Shared {
         async move {
             let first = !std::mem::replace(&mut self.started, true);
             let snapshot = match (from, first, self.replays) {
-                (0, true, _) => self.load().await,
+                (0, true, _) => self.load_fresh().await,
                 (0, false, _) | (_, _, true) => None,
                 // the engine keeps nothing: somebody else has heard what is missing
                 (from, _, false) => self.load_later(from).await,
@@ -104,9 +104,25 @@ impl EventConnection for Shared {
 }
 
 impl Shared {
-    async fn load(&self) -> Option<Snapshot> {
-        let bytes = self.store.load(&self.stream).await.ok()??;
-        Snapshot::from_bytes(&bytes).ok()
+    /// The snapshot, and how long ago it was up to date.
+    async fn load(&self) -> Option<(Snapshot, Duration)> {
+        let stored = self.store.load(&self.stream).await.ok()??;
+        let snapshot = Snapshot::from_bytes(&stored.bytes).ok()?;
+        Some((snapshot, stored.age))
+    }
+
+    /// A snapshot that was up to date after this connection stood, so that nothing is missing
+    /// between the two; an older one if there is no other in time, none at once if there is none.
+    async fn load_fresh(&self) -> Option<Snapshot> {
+        let connected = Instant::now();
+        loop {
+            let (snapshot, age) = self.load().await?;
+            let since = connected.elapsed();
+            if age < since || since >= SNAPSHOT_WAIT {
+                return Some(snapshot);
+            }
+            tokio::time::sleep(SNAPSHOT_LOOK).await;
+        }
     }
 
     /// A snapshot that reaches up to the last live frame, or beyond `from` at least.
@@ -114,8 +130,8 @@ impl Shared {
         let until = Instant::now() + SNAPSHOT_WAIT;
         let enough = self.seen.map_or(from, |seen| seen.saturating_sub(1));
         loop {
-            let snapshot = self.load().await;
-            let found = snapshot.filter(|snapshot| snapshot.seq >= enough);
+            let loaded = self.load().await.map(|(snapshot, _)| snapshot);
+            let found = loaded.filter(|snapshot| snapshot.seq >= enough);
             if found.is_some() || Instant::now() >= until {
                 return found;
             }

@@ -3,7 +3,7 @@
 //! Order: who may serve at all; a half-open backend's probe; the KV index; the prefix ring; the
 //! strategy.
 
-use crate::fair::{Fair, has_worked_enough};
+use crate::fair::Fair;
 use crate::ids::{BackendId, PrefixKey, SessionKey, Slot};
 use crate::ring::load_bound;
 use crate::score::{Known, Reach, Weights, composite, load, reach};
@@ -208,9 +208,16 @@ pub fn weigh(
         }
     });
     let mut terms: Vec<Terms> = terms.collect();
-    let fair = Fair::of(view, &terms);
+    let fair = Fair::of(view, candidates);
+    let idlest = terms
+        .iter()
+        .min_by_key(|of| of.candidate.load.queued_tokens);
+    let idlest = idlest.map_or(0, |of| of.reach.uncached);
     for of in &mut terms {
-        of.overloaded = fair.is_exceeded_by(of, view.backend(of.candidate.slot).weight);
+        let weight = view.backend(of.candidate.slot).weight;
+        let saved = idlest.saturating_sub(of.reach.uncached);
+        let prompt = (of.reach.tokens, saved);
+        of.overloaded = fair.is_exceeded_by(&of.candidate.load, weight, prompt);
     }
     terms
 }
@@ -260,11 +267,7 @@ fn on_ring(
     let weight = |slot: Slot| view.backend(slot).weight;
     let total: u64 = candidates.iter().map(|c| u64::from(c.load.in_flight)).sum();
     let total_weight = candidates.iter().map(|c| u64::from(weight(c.slot))).sum();
-    let mean_work = candidates
-        .iter()
-        .map(|c| c.load.recent_work as f64)
-        .sum::<f64>()
-        / (total_weight as f64).max(1.0);
+    let fair = Fair::of(view, candidates);
     let mut spilled = false;
     for index in pool.ring.walk(key.0) {
         let slot = pool.members[index];
@@ -273,7 +276,7 @@ fn on_ring(
         };
         let bound = load_bound(total, weight(slot), total_weight, rules.load_factor_epsilon);
         let worked = known.is_some_and(|known| {
-            has_worked_enough(&candidate.load, mean_work, weight(slot), known.tokens())
+            fair.has_worked_enough(&candidate.load, weight(slot), (known.tokens(), 0))
         });
         if u64::from(candidate.load.in_flight) < bound && !worked {
             return Some((slot, spilled));

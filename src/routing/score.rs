@@ -210,11 +210,6 @@ impl PromptOverlap {
 pub const TOKENS_PER_REQUEST: f64 = 1024.0;
 /// The load, in requests per unit of weight, at which half of the load term is gone.
 pub const LOAD_HALF_POINT: f64 = 8.0;
-/// A backend may have so many more tokens queued than the least busy one, beyond what its extra
-/// overlap saves, before it is left out: a weighted sum alone never lets a queue outweigh a full
-/// overlap.
-pub const OVERLOAD_SLACK_TOKENS: u64 = 8192;
-
 /// The load term: 0 when idle, towards 1 with requests and queued tokens.
 pub fn load(in_flight: u32, queued_tokens: u64, weight: u32) -> f64 {
     let requests = f64::from(in_flight) + queued_tokens as f64 / TOKENS_PER_REQUEST;

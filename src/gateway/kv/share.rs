@@ -6,7 +6,7 @@ use crate::settings::Settings;
 use actors::kv_index::KvIndexSettings;
 use actors::kv_share::{
     LEASE_LAPSES, LOAD_LAPSES, Load, SNAPSHOT_LAPSES, ShareSettings, SharedStore, SharedStream,
-    SharedTransport,
+    SharedTransport, Stored,
 };
 use deadpool_redis::redis::{Pipeline, pipe};
 use futures_util::FutureExt;
@@ -90,15 +90,19 @@ fn commands(build: impl FnOnce(&mut Pipeline)) -> Pipeline {
 }
 
 impl SharedStore for RedisStore {
-    fn load(&self, stream: &str) -> LocalBoxFuture<'static, Result<Option<Vec<u8>>, String>> {
+    fn load(&self, stream: &str) -> LocalBoxFuture<'static, Result<Option<Stored>, String>> {
         let (redis, key) = (self.redis.clone(), self.snapshot_key(stream));
         async move {
-            let (bytes,) = redis
-                .run(commands(|c| {
-                    c.get(key);
-                }))
-                .await?;
-            Ok(bytes)
+            let ask = commands(|c| {
+                c.get(&key);
+                c.pttl(&key);
+            });
+            let (bytes, left): (Option<Vec<u8>>, i64) = redis.run(ask).await?;
+            let left = Duration::from_millis(u64::try_from(left).unwrap_or(0));
+            Ok(bytes.map(|bytes| Stored {
+                bytes,
+                age: SNAPSHOT_LAPSES.saturating_sub(left),
+            }))
         }
         .boxed_local()
     }

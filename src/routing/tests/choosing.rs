@@ -622,6 +622,37 @@ fn a_long_queue_outweighs_a_full_overlap_for_that_backend_only() {
 }
 
 #[test]
+fn a_popular_beginning_spreads_once_its_holder_has_more_than_twice_the_mean() {
+    let view = cluster(&["holder", "b", "c", "d"]);
+    let prompt = held(100, &[(0, 90)]);
+    let ask = Ask {
+        known: Some(&prompt),
+        prefix: Some(PrefixKey(1)),
+        ..ANY
+    };
+    let mut chooser = Chooser::new(Selection::RoundRobin, true);
+    let busy = |n| Loads::in_flight(&[n, 1, 1, 1]);
+    assert_eq!(chooser.name(&view, &busy(5), &ask), "holder");
+    assert_ne!(chooser.name(&view, &busy(8), &ask), "holder");
+    // and on the ring, who has worked most is passed over while others have less to do
+    let nowhere = held(100, &[]);
+    let ask = Ask {
+        known: Some(&nowhere),
+        ..ask
+    };
+    let home = chooser.name(&view, &Loads::in_flight(&[1, 1, 1, 1]), &ask);
+    let slot = view.backends.iter().position(|b| *b.name == *home).unwrap();
+    let mut loads = Loads::in_flight(&[1, 1, 1, 1]);
+    let worked = Load {
+        in_flight: 2,
+        recent_work: 500_000,
+        ..Load::default()
+    };
+    loads.loads.insert(slot, worked);
+    assert_ne!(chooser.name(&view, &loads, &ask), home);
+}
+
+#[test]
 fn failing_backends_and_busy_ones_lose_to_equals() {
     let view = cluster(&["a", "b"]);
     let prompt = held(100, &[(0, 90), (1, 90)]);
