@@ -124,6 +124,10 @@ pub struct ShardGauges {
     pub entries: usize,
     /// Different blocks.
     pub blocks: usize,
+    /// Memory that they take, in bytes.
+    pub bytes: usize,
+    /// Pairs that expired, and that made room for others; of all shards so far.
+    pub evicted: [u64; 2],
     /// Blocks that were stored or removed.
     pub applied: u64,
     /// Blocks that nothing was known of: their parent, or themselves.
@@ -146,6 +150,7 @@ pub struct IndexShard {
     index: PrefixIndex,
     sources: HashMap<HolderId, Source>,
     gauges: ShardGauges,
+    evicted_before: [u64; 2],
     published: Published<ShardGauges>,
     started: Instant,
     _watch: Option<Watch<ShardExited>>,
@@ -211,6 +216,7 @@ impl IndexShard {
             sources: sources.collect(),
             // counts go on where an earlier shard has left them
             gauges: *published.load(),
+            evicted_before: published.load().evicted,
             published,
             started: now(),
             _watch: None,
@@ -308,6 +314,10 @@ impl IndexShard {
     fn publish(&mut self) {
         self.gauges.entries = self.index.entries();
         self.gauges.blocks = self.index.blocks();
+        self.gauges.bytes = self.index.bytes();
+        let evicted = self.index.evicted();
+        let evicted = [evicted.expired, evicted.crowded_out];
+        self.gauges.evicted = [0, 1].map(|kind| self.evicted_before[kind] + evicted[kind]);
         self.published.publish(self.gauges);
     }
 }

@@ -14,7 +14,7 @@ use routing::view::Memory;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
 use tracing::{info, warn};
 use wire::kv_events::{Batch, KvEvent, Medium, Stored, Undecodable};
@@ -87,6 +87,10 @@ pub struct StreamState {
     pub connections: u64,
     /// How often what the engine announced was made void, to be learned anew.
     pub resyncs: u64,
+    /// How long after the engine made it the last frame was taken in, in seconds, by both clocks.
+    pub lag: f64,
+    /// Replays that were asked for.
+    pub replays: u64,
     /// How often what another gateway had left was taken over.
     pub snapshots: u64,
     /// Data-parallel ranks that frames named.
@@ -274,6 +278,7 @@ impl Subscription {
                 Action::Forget => self.forget(session).await,
                 Action::Reconnect => return Err("frames were missed".into()),
                 Action::Replay(from) => {
+                    session.state.replays += 1;
                     // without a replay the live frames are still worth something
                     let wait = match connection.replay(from).await {
                         Ok(()) => REPLAY_IDLE,
@@ -430,6 +435,9 @@ impl Session {
 
     fn note(&mut self, batch: &Batch) {
         self.state.last_ts = batch.ts;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now = now.map_or(0.0, |now| now.as_secs_f64());
+        self.state.lag = (now - batch.ts).max(0.0);
         let size = batch.events.iter().find_map(|event| match event {
             // copies elsewhere may be announced in larger pieces
             KvEvent::Stored(s) if s.medium == Medium::Gpu && !s.tokens.is_empty() => {

@@ -6,6 +6,7 @@ use super::tokens;
 use super::wiring::BASE_REALM;
 use crate::gateway::Worker;
 use crate::proxy::Call;
+use crate::settings::Tokenizer;
 use actix::Addr;
 use actix_web::rt::time::timeout;
 use actors::backend::Backend;
@@ -44,12 +45,15 @@ pub(super) struct Cut {
 }
 
 impl Found {
-    /// The blocks that stand for the prompt at a backend.
-    pub(super) fn chain_at(&self, backend: &Backend, reach: Option<&Reach>) -> Option<&Cut> {
+    /// The blocks that stand for the prompt at a backend: by what is known there, and by its text
+    /// as well, for a next turn whose tokens may come too late.
+    pub(super) fn cuts_at(&self, backend: &Backend, reach: &Reach) -> impl Iterator<Item = &Cut> {
         let size = backend.spec.kv.standing.block_size();
-        let basis = reach.filter(|reach| reach.of_blocks > 0)?.basis;
-        self.chains.iter().find(|cut| {
-            cut.basis == basis && (basis == Basis::Text || size.is_none_or(|s| s == cut.block_size))
+        let known = reach.of_blocks > 0;
+        let by_tokens = reach.basis == Basis::Tokens;
+        self.chains.iter().filter(move |cut| match cut.basis {
+            Basis::Tokens => known && by_tokens && size.is_none_or(|s| s == cut.block_size),
+            Basis::Text => known,
         })
     }
 }
@@ -130,7 +134,16 @@ async fn cut(
             });
         }
     }
-    if pool.guesses && (pool.some_guessed || cuts.is_empty()) {
+    let may_be_late = !matches!(
+        worker
+            .gateway
+            .settings
+            .kv_cache_index
+            .tokenizers
+            .get(&call.model),
+        Some(Tokenizer::Local(_))
+    );
+    if pool.guesses && (pool.some_guessed || cuts.is_empty() || may_be_late) {
         cuts.extend(by_text(call, view));
     }
     cuts.retain(|cut| !cut.chain.is_empty());

@@ -54,6 +54,16 @@ pub struct PrefixIndex {
     limits: Limits,
     ledger: Ledger,
     speculations: Speculations,
+    evicted: Evicted,
+}
+
+/// Pairs of block and holder that went by themselves.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Evicted {
+    /// Not used for too long.
+    pub expired: u64,
+    /// To make room for others.
+    pub crowded_out: u64,
 }
 
 impl PrefixIndex {
@@ -67,6 +77,7 @@ impl PrefixIndex {
             },
             ledger: Ledger::default(),
             speculations: Speculations::default(),
+            evicted: Evicted::default(),
         }
     }
 
@@ -83,6 +94,16 @@ impl PrefixIndex {
     /// Different blocks.
     pub fn blocks(&self) -> usize {
         self.ledger.held_blocks()
+    }
+
+    /// Memory that blocks and records take, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.ledger.bytes()
+    }
+
+    /// What went by itself so far.
+    pub fn evicted(&self) -> Evicted {
+        self.evicted
     }
 
     /// An engine stored blocks.
@@ -316,7 +337,7 @@ impl PrefixIndex {
             });
             ended += due.chain.len().max(1);
         }
-        self.ledger.sweep(now, self.limits.ttl, budget);
+        self.evicted.expired += self.ledger.sweep(now, self.limits.ttl, budget);
     }
 
     fn make_room(&mut self, now: Seconds) {
@@ -326,6 +347,7 @@ impl PrefixIndex {
             };
             self.speculations.forget(self.ledger.key(place));
             self.ledger.take_all(place);
+            self.evicted.crowded_out += 1;
         }
     }
 }
