@@ -3,6 +3,7 @@
 
 mod boundaries;
 mod encoder;
+mod engine;
 mod pyjson;
 mod segments;
 mod template;
