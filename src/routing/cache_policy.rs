@@ -110,7 +110,7 @@ pub fn of_request(request: &Request) -> Use {
         return Use::Bypass(Why::RemoteMedia);
     }
     let same_again = request.kind == Kind::Embedding || request.temperature == Some(0.0);
-    if !same_again && !(request.forced && request.may_force) {
+    if !(same_again || request.forced && request.may_force) {
         return Use::Bypass(Why::NotDeterministic);
     }
     if request.control.no_cache {
