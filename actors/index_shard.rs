@@ -84,13 +84,15 @@ pub struct Dispatched {
     pub hold: std::time::Duration,
 }
 
-/// Asks for all that an engine has announced, for another gateway. None in the middle of a frame,
-/// and of an engine that has announced nothing.
+/// Asks for all that an engine has announced up to which frame, for another gateway. None in the
+/// middle of a frame, and of an engine that has announced nothing.
 #[derive(Debug, Clone, Copy, Message)]
 #[rtype(result = "Option<(u64, Vec<SnapshotBlock>)>")]
 pub struct CarrySource {
     /// Whose.
     pub source: HolderId,
+    /// Up to this frame it is known already: then without the blocks.
+    pub unless: Option<u64>,
 }
 
 /// How a dispatch went on.
@@ -382,6 +384,9 @@ impl Handler<CarrySource> for IndexShard {
 
     fn handle(&mut self, of: CarrySource, _: &mut Self::Context) -> Self::Result {
         let seq = self.sources.get(&of.source)?.up_to?;
+        if of.unless == Some(seq) {
+            return Some((seq, Vec::new()));
+        }
         let blocks = self.index.carry(of.source);
         Some((seq, blocks.iter().map(snapshot_block).collect()))
     }

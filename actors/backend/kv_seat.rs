@@ -36,6 +36,7 @@ pub struct Standing {
     block_size: AtomicU32,
     parity: AtomicU8,
     judged: [Judged; 2],
+    served: AtomicU64,
 }
 
 /// Predictions of one kind.
@@ -118,6 +119,16 @@ impl Standing {
             approximate: self.approximate,
             distrusted: [0, 1].map(|kind| self.judged[kind].distrusted.load(Relaxed)),
         })
+    }
+
+    /// A prompt that the index knows was computed there: its engine should have announced blocks.
+    pub fn count_served(&self) {
+        self.served.fetch_add(1, Relaxed);
+    }
+
+    /// Such prompts so far.
+    pub fn served(&self) -> u64 {
+        self.served.load(Relaxed)
     }
 
     fn judged(&self, mode: Mode) -> Option<&Judged> {

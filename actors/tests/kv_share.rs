@@ -8,9 +8,8 @@ use actors::directory::{Directory, Snapshot as ClusterSnapshot};
 use actors::index_shard::{ApplyEvents, FindOverlap, IndexShard, Op, ShardGauges, SourceSpec};
 use actors::kv_share::{
     KvShare, Load, SNAPSHOT_LAPSES, ShareSettings, SharedStore, SharedStream, SharedTransport,
-    Stored as InStore,
 };
-use actors::kv_subscriber::{EventConnection, EventTransport, Frame};
+use actors::kv_subscriber::{EventConnection, EventTransport, Frame, StreamState};
 use actors::support::fault::Panic;
 use actors::support::published::Published;
 use futures_util::FutureExt;
@@ -18,7 +17,7 @@ use futures_util::future::LocalBoxFuture;
 use routing::block::{Realm, chain};
 use routing::event_stream::Recovery;
 use routing::prefix_index::{HolderId, Limits};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -37,7 +36,7 @@ struct Shelf {
     leader: Option<&'static str>,
     others: Vec<Load>,
     fails: bool,
-    loads: usize,
+    looks: usize,
     saved: usize,
 }
 
@@ -67,15 +66,19 @@ impl Store {
 }
 
 impl SharedStore for Store {
-    fn load(&self, stream: &str) -> LocalBoxFuture<'static, Result<Option<InStore>, String>> {
+    fn load(&self, stream: &str) -> LocalBoxFuture<'static, Result<Option<Vec<u8>>, String>> {
         let stream = stream.to_owned();
         self.answer(move |shelf| {
-            shelf.loads += 1;
             let found = shelf.snapshots.get(&stream);
-            found.map(|(bytes, at)| InStore {
-                bytes: bytes.clone(),
-                age: at.elapsed(),
-            })
+            found.map(|(bytes, _)| bytes.clone())
+        })
+    }
+    fn age(&self, stream: &str) -> LocalBoxFuture<'static, Result<Option<Duration>, String>> {
+        let stream = stream.to_owned();
+        self.answer(move |shelf| {
+            shelf.looks += 1;
+            let found = shelf.snapshots.get(&stream);
+            found.map(|(_, at)| at.elapsed())
         })
     }
     fn lead(&self, _: &str) -> LocalBoxFuture<'static, Result<bool, String>> {
@@ -88,12 +91,11 @@ impl SharedStore for Store {
             shelf.snapshots.insert(stream, (bytes, Instant::now()));
         })
     }
-    fn keep(&self, stream: &str) -> LocalBoxFuture<'static, Result<(), String>> {
+    fn keep(&self, stream: &str) -> LocalBoxFuture<'static, Result<bool, String>> {
         let stream = stream.to_owned();
         self.answer(move |shelf| {
-            if let Some(entry) = shelf.snapshots.get_mut(&stream) {
-                entry.1 = Instant::now();
-            }
+            let entry = shelf.snapshots.get_mut(&stream);
+            entry.map(|entry| entry.1 = Instant::now()).is_some()
         })
     }
     fn exchange(&self, _: Vec<Load>) -> LocalBoxFuture<'static, Result<Vec<Load>, String>> {
@@ -104,6 +106,7 @@ impl SharedStore for Store {
 fn snapshot(seq: u64) -> Snapshot {
     Snapshot {
         seq,
+        ts: 100.0,
         block_size: 2,
         blocks: vec![SnapshotBlock {
             name: seq,
@@ -174,6 +177,10 @@ struct Opened {
 }
 
 async fn open(store: &Store, replays: bool, live: &[u64]) -> Opened {
+    open_as(store, replays, live, false).await
+}
+
+async fn open_as(store: &Store, replays: bool, live: &[u64], led: bool) -> Opened {
     let asked = Rc::<RefCell<Vec<u64>>>::default();
     let engine = Engine {
         replays,
@@ -184,6 +191,8 @@ async fn open(store: &Store, replays: bool, live: &[u64]) -> Opened {
         inner: Rc::new(engine),
         store: Rc::new(store.clone()),
         stream: "s".into(),
+        led: Rc::new(Cell::new(led)),
+        misled: Rc::default(),
     };
     assert_eq!(transport.recovery(), Recovery::Replay);
     Opened {
@@ -224,18 +233,118 @@ async fn a_stream_begins_with_a_snapshot_that_is_newer_than_its_connection() {
     assert_eq!(next(&mut opened).await, "live 13");
 }
 
+/// Says each half second that the snapshot is up to date, as whoever leads the stream does.
+fn keep_fresh(store: &Store) {
+    let store = store.clone();
+    actix_rt::spawn(async move {
+        loop {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            let _ = store.keep("s").await;
+        }
+    });
+}
+
 #[actix::test]
-async fn an_engines_replay_goes_on_behind_the_snapshot_and_an_old_one_is_better_than_none() {
+async fn an_engines_replay_goes_on_behind_the_snapshot() {
     tokio::time::pause();
     let store = Store::default();
     store.put(10);
-    tokio::time::advance(Duration::from_secs(5)).await;
+    keep_fresh(&store);
+    let mut opened = open(&store, true, &[]).await;
+    opened.connection.replay(0).await.unwrap();
+    assert_eq!(next(&mut opened).await, "snapshot 10");
+    assert_eq!(*opened.asked.borrow(), [11]);
+}
+
+#[actix::test]
+async fn a_snapshot_that_nobody_keeps_up_to_date_is_not_taken() {
+    tokio::time::pause();
+    let store = Store::default();
+    store.put(10);
+    tokio::time::advance(Duration::from_secs(2)).await;
     let mut opened = open(&store, true, &[]).await;
     let start = Instant::now();
     opened.connection.replay(0).await.unwrap();
-    assert!(start.elapsed() < Duration::from_secs(3), "a bounded wait");
+    assert!(start.elapsed() < Duration::from_secs(7), "a bounded wait");
+    assert_eq!(*opened.asked.borrow(), [0], "as if there were none");
+    // and who leads the stream does not wait for itself
+    let mut own = open_as(&store, true, &[], true).await;
+    let start = Instant::now();
+    own.connection.replay(0).await.unwrap();
+    assert_eq!(
+        (start.elapsed(), &own.asked.borrow()[..]),
+        (Duration::ZERO, &[0][..])
+    );
+}
+
+#[actix::test]
+async fn live_frames_that_the_snapshot_has_are_left_out_and_those_of_another_process_break_it_off()
+{
+    tokio::time::pause();
+    let store = Store::default();
+    store.put(10);
+    keep_fresh(&store);
+    let mut opened = open(&store, false, &[8, 9, 10, 11]).await;
+    opened.connection.replay(0).await.unwrap();
     assert_eq!(next(&mut opened).await, "snapshot 10");
-    assert_eq!(*opened.asked.borrow(), [11]);
+    assert_eq!(next(&mut opened).await, "end");
+    assert_eq!(next(&mut opened).await, "live 11");
+    // of a process that began after the snapshot's last event
+    let late = Rc::<RefCell<Vec<u64>>>::default();
+    let engine = Engine {
+        replays: true,
+        asked: late.clone(),
+        live: vec![2],
+    };
+    let transport = SharedTransport {
+        inner: Rc::new(LateClock(engine)),
+        store: Rc::new(store.clone()),
+        stream: "s".into(),
+        led: Rc::default(),
+        misled: Rc::default(),
+    };
+    let mut connection = transport.connect().await.unwrap();
+    connection.replay(0).await.unwrap();
+    assert!(matches!(connection.next().await, Ok(Frame::Snapshot(_))));
+    assert!(connection.next().await.unwrap_err().contains("another one"));
+    let mut again = transport.connect().await.unwrap();
+    again.replay(0).await.unwrap();
+    assert_eq!(
+        *late.borrow(),
+        [11, 0],
+        "the snapshot is not believed again"
+    );
+}
+
+/// An engine whose frames are made after the snapshot's.
+struct LateClock(Engine);
+
+struct LateConnection(Box<dyn EventConnection>);
+
+impl EventTransport for LateClock {
+    fn connect(&self) -> LocalBoxFuture<'static, Result<Box<dyn EventConnection>, String>> {
+        let inner = self.0.connect();
+        async { Ok(Box::new(LateConnection(inner.await?)) as Box<dyn EventConnection>) }
+            .boxed_local()
+    }
+    fn recovery(&self) -> Recovery {
+        self.0.recovery()
+    }
+}
+
+impl EventConnection for LateConnection {
+    fn next(&mut self) -> LocalBoxFuture<'_, Result<Frame, String>> {
+        async {
+            Ok(match self.0.next().await? {
+                Frame::Live(seq, Ok(batch)) => Frame::Live(seq, Ok(Batch { ts: 200.0, ..batch })),
+                other => other,
+            })
+        }
+        .boxed_local()
+    }
+    fn replay(&mut self, from: u64) -> LocalBoxFuture<'_, Result<(), String>> {
+        self.0.replay(from)
+    }
 }
 
 #[actix::test]
@@ -284,11 +393,12 @@ async fn an_engine_that_started_anew_is_not_told_of_by_those_who_heard_the_old_o
     tokio::time::pause();
     let store = Store::default();
     store.put(90);
+    keep_fresh(&store);
     let mut opened = open(&store, false, &[0]).await;
     opened.connection.replay(0).await.unwrap();
-    let loads = store.0.borrow().loads;
+    let loads = store.0.borrow().looks;
     opened.connection.replay(0).await.unwrap(); // the numbers fell back
-    assert_eq!(store.0.borrow().loads, loads);
+    assert_eq!(store.0.borrow().looks, loads);
 }
 
 fn shard() -> Published<Option<actix::Addr<IndexShard>>> {
@@ -319,6 +429,13 @@ fn stored(tokens: &[u32]) -> Op {
     }))
 }
 
+fn open_stream() -> Published<StreamState> {
+    Published::new(StreamState {
+        connected: true,
+        ..StreamState::default()
+    })
+}
+
 async fn apply(shard: &Published<Option<actix::Addr<IndexShard>>>, op: Op, up_to: Option<u64>) {
     let shard = shard.load().as_ref().clone().unwrap();
     let events = ApplyEvents {
@@ -341,6 +458,8 @@ async fn whoever_leads_leaves_what_it_knows_and_another_index_goes_on_from_there
             name: "s".into(),
             holder: ENGINE,
             standing: Arc::default(),
+            state: open_stream(),
+            led: Rc::default(),
         }],
     };
     apply(&shard, stored(&[1, 2, 3, 4]), None).await;
@@ -385,6 +504,8 @@ async fn who_does_not_lead_leaves_nothing_and_a_store_that_fails_is_counted() {
             name: "s".into(),
             holder: ENGINE,
             standing: Arc::default(),
+            state: open_stream(),
+            led: Rc::default(),
         }],
     };
     apply(&shard, stored(&[1, 2]), Some(1)).await;

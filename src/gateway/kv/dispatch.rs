@@ -3,7 +3,7 @@
 
 use super::Found;
 use actix::Addr;
-use actors::backend::Backend;
+use actors::backend::{Backend, Standing};
 use actors::index_shard::{DispatchEnded, Dispatched, Fate, IndexShard};
 use routing::block::BlockHash;
 use routing::prefix_index::HolderId;
@@ -20,6 +20,7 @@ pub struct Dispatch {
     shard: Addr<IndexShard>,
     holder: HolderId,
     cuts: Vec<Sent>,
+    standing: Arc<Standing>,
     served: bool,
 }
 
@@ -52,6 +53,7 @@ impl Dispatch {
             shard: found.shard.clone(),
             holder,
             cuts: cuts.collect(),
+            standing: backend.spec.kv.standing.clone(),
             served: false,
         })
     }
@@ -59,6 +61,7 @@ impl Dispatch {
     /// The first byte came: the backend has computed the prompt.
     pub fn served(&mut self) {
         self.served = true;
+        self.standing.count_served();
     }
 }
 
