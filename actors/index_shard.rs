@@ -241,7 +241,7 @@ impl IndexShard {
     fn apply(&mut self, holder: HolderId, op: Op) {
         let now = self.seconds();
         match op {
-            Op::Forget => self.index.forget(holder),
+            Op::Forget => self.forget(holder),
             Op::TakeOver(snapshot) => {
                 let blocks: Vec<Carried> = snapshot.blocks.iter().map(carried).collect();
                 self.index.take_over(holder, &blocks, now);
@@ -251,9 +251,15 @@ impl IndexShard {
                 self.removed(holder, &hashes, (medium, now));
             }
             Op::Event(KvEvent::Offloaded { hashes }) => self.offloaded(holder, &hashes, now),
-            Op::Event(KvEvent::Cleared) => self.index.forget(holder),
+            Op::Event(KvEvent::Cleared) => self.forget(holder),
             Op::Event(KvEvent::Odd(odd)) => self.gauges.odd[odd as usize] += 1,
         }
+    }
+
+    /// All that is known of an engine's own memory is void, what is only assumed of it as well.
+    fn forget(&mut self, holder: HolderId) {
+        self.index.forget(holder);
+        self.index.forget_assumed(holder);
     }
 
     fn stored(&mut self, holder: HolderId, stored: &Stored, now: Seconds) {
@@ -432,8 +438,7 @@ impl Handler<DispatchEnded> for IndexShard {
             Fate::Withdrawn => self.index.withdraw(ended.holder, &ended.chain, now),
             Fate::Served => self.index.served(ended.holder, &ended.chain, now),
             Fate::Believed => {
-                self.index
-                    .put_stored(ended.holder, (&ended.chain, 0), Tier::Assumed, now);
+                self.index.believe(ended.holder, &ended.chain, now);
                 self.index.served(ended.holder, &ended.chain, now);
             }
         }

@@ -17,6 +17,9 @@ use tracing::debug;
 /// A request waits no longer than this for its tokens; they are cached when they come later.
 const TOKENIZE_BUDGET: Duration = Duration::from_millis(20);
 
+/// Larger bodies are not encoded here: they would hold an encoding thread too long.
+const TEXT_BYTES_MAX: usize = 2 << 20;
+
 /// The tokens of a request, as far as they can be had in time; else why not, as a label.
 pub(super) async fn of(
     call: &Call,
@@ -48,6 +51,9 @@ pub(super) async fn of(
 async fn local(call: &Call, worker: &Worker) -> Result<Arc<[u32]>, &'static str> {
     let encoder = worker.gateway.encoders.get(&call.model);
     let encoder = encoder.cloned().ok_or("no_tokens")?;
+    if call.body.len() > TEXT_BYTES_MAX {
+        return Err("no_tokens");
+    }
     let (body, route) = (call.body.clone(), call.route);
     let threads = worker.gateway.encoding.clone();
     let encoding = async move {
