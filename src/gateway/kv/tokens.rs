@@ -56,24 +56,17 @@ async fn local(call: &Call, worker: &Worker) -> Result<Arc<[u32]>, &'static str>
     }
     let (body, route) = (call.body.clone(), call.route);
     let threads = worker.gateway.encoding.clone();
-    let encoding = async move {
-        let thread = threads.acquire_owned().await;
-        let encoding = tokio::task::spawn_blocking(move || {
-            let tokens = encode(&encoder, &body, route);
-            drop(thread);
-            tokens
-        });
-        encoding.await
-    };
+    // a task of its own: what has begun is kept for the next turn, also when nobody waits any more
+    let encoding = threads.run(move || encode(&encoder, &body, route));
     let encoded = tokio::time::timeout(TOKENIZE_BUDGET, encoding).await;
     match encoded.map_err(|_| "late_tokens")? {
-        Ok(Ok(Some(tokens))) => Ok(tokens.into()),
-        Ok(Ok(None)) => Err("no_tokens"),
-        Ok(Err(error)) => {
+        Some(Ok(Some(tokens))) => Ok(tokens.into()),
+        Some(Ok(None)) => Err("no_tokens"),
+        Some(Err(error)) => {
             debug!(model = %call.model, %error, "a prompt has no tokens here");
             Err("encode_failed")
         }
-        Err(_) => Err("encode_failed"),
+        None => Err("encode_failed"),
     }
 }
 
