@@ -5,9 +5,9 @@
 mod access;
 
 use access::ExistingBuckets;
+use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use s3s::auth::SimpleAuth;
 use s3s::service::{S3Service, S3ServiceBuilder};
 use s3s_fs::FileSystem;
@@ -157,8 +157,8 @@ async fn serve(stream: TcpStream, service: S3Service, delay: Duration) {
             service.call(request.map(s3s::Body::from)).await
         }
     });
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new());
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new());
     // a client that goes away is no fault of the server
     let _ = builder.serve_connection(TokioIo::new(stream), answer).await;
 }

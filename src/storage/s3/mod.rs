@@ -1,6 +1,7 @@
 //! Values in a bucket of an S3 object store: what every store does, as requests to the bucket.
 //!
-//! A value in its envelope is one object, which is verified before anybody sees it. S3 expires nothing: a sweep by age, or a lifecycle rule of the bucket, has to.
+//! A value in its envelope is one object, which is verified before anybody sees it. S3 expires nothing: a sweep by age, or a
+//! lifecycle rule of the bucket, has to.
 
 mod rusoto;
 mod settings;

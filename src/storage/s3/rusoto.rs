@@ -6,7 +6,7 @@
 
 use super::settings::Credentials;
 use super::transport::{Failure, Transport};
-use super::verdict::{Setback, refusal};
+use super::verdict::{Setback, is_well_formed, refusal};
 use bytes::{Bytes, BytesMut};
 use chrono::DateTime;
 use futures_util::{FutureExt, TryStreamExt, stream};
@@ -24,7 +24,6 @@ use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
-use xml::reader::{EventReader, ParserConfig};
 
 /// How a user of the store is named in its log.
 const USER_AGENT: &str = concat!("tidegate/", env!("CARGO_PKG_VERSION"));
@@ -272,14 +271,6 @@ impl Exchange {
             None => Ok(to_rusoto(answer)),
         }
     }
-}
-
-/// Whether a document is XML from its beginning to its end. In one that is not, rusoto's reader never stops: it skips what it
-/// cannot read until an element ends, and there may be none. Reads with the reader and the settings that rusoto has.
-fn is_well_formed(document: &[u8]) -> bool {
-    let config = ParserConfig::new().trim_whitespace(false);
-    let mut events = EventReader::new_with_config(document, config).into_iter();
-    events.all(|event| event.is_ok())
 }
 
 async fn to_http(

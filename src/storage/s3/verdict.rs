@@ -7,6 +7,7 @@ use bytes::Bytes;
 use chrono::DateTime;
 use http::{HeaderMap, Response, header};
 use std::time::{Duration, SystemTime};
+use xml::reader::{EventReader, ParserConfig};
 
 /// The status that an error within a 200 counts as.
 const ERROR_IN_SUCCESS: u16 = 503;
@@ -54,6 +55,14 @@ pub(super) fn refusal(answer: &Response<Bytes>) -> Option<Refusal> {
     };
     let (code, date) = (error_code(answer.body()), date(answer.headers()));
     Some(Refusal { status, code, date })
+}
+
+/// Whether a document is XML from its beginning to its end. In one that is not, rusoto's reader never stops: it skips what it
+/// cannot read until an element ends, and there may be none. Reads with the reader and the settings that rusoto has.
+pub(super) fn is_well_formed(document: &[u8]) -> bool {
+    let config = ParserConfig::new().trim_whitespace(false);
+    let mut events = EventReader::new_with_config(document, config).into_iter();
+    events.all(|event| event.is_ok())
 }
 
 /// Whether a document's root is `<Error>`.
@@ -308,6 +317,15 @@ mod tests {
             "<ListBucketResult><Error></Error></ListBucketResult>",
         ] {
             assert_eq!(refusal(&answer(200, body)), None, "{body}");
+        }
+    }
+
+    #[test]
+    fn a_document_is_well_formed_only_as_a_whole() {
+        let whole = "<?xml version=\"1.0\"?>\n<a b=\"c\">d &amp; <e/></a>";
+        assert!(is_well_formed(whole.as_bytes()));
+        for length in 0..whole.len() {
+            assert!(!is_well_formed(&whole.as_bytes()[..length]), "{length}");
         }
     }
 

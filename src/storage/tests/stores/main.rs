@@ -1,5 +1,7 @@
 //! Stores as their users see them: what all have in common, and what only an object store or a directory can do wrong.
 
+#![allow(clippy::unwrap_used)] // a test panics on purpose
+
 mod contract;
 mod disk;
 mod s3_answers;

@@ -1,8 +1,10 @@
 //! A server that does to each request what a script says: answers in part, hangs, or closes.
 
+use socket2::SockRef;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -20,6 +22,7 @@ pub struct Reply {
 enum Then {
     NextRequest,
     Close,
+    Reset,
     Hang,
 }
 
@@ -49,6 +52,14 @@ impl Reply {
         Reply {
             bytes: bytes.into(),
             then: Then::Close,
+        }
+    }
+
+    /// These bytes, and a connection that breaks.
+    pub fn reset(bytes: impl Into<Vec<u8>>) -> Self {
+        Reply {
+            bytes: bytes.into(),
+            then: Then::Reset,
         }
     }
 
@@ -171,6 +182,11 @@ async fn talk(mut stream: TcpStream, heard: Arc<Heard>, gone: watch::Sender<usiz
         match reply.then {
             Then::NextRequest => {}
             Then::Close => return,
+            Then::Reset => {
+                let socket = SockRef::from(&stream);
+                socket.set_linger(Some(Duration::ZERO)).unwrap();
+                return;
+            }
             Then::Hang => {
                 let _ = stream.read(&mut [0; 1]).await; // ends when the client leaves
                 gone.send_modify(|left| *left += 1);
