@@ -162,6 +162,10 @@ impl Bucket {
         let truncated = found
             .is_truncated
             .ok_or_else(|| broken("a page of something else"))?;
+        let next = found.next_continuation_token.filter(|_| truncated);
+        if truncated && next.is_none() {
+            return Err(broken("a page that goes on without saying where"));
+        }
         Ok(FoundPage {
             objects: found
                 .contents
@@ -169,7 +173,7 @@ impl Bucket {
                 .into_iter()
                 .filter_map(found_name)
                 .collect(),
-            next: found.next_continuation_token.filter(|_| truncated),
+            next,
         })
     }
 

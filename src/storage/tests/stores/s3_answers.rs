@@ -174,6 +174,7 @@ async fn a_listing_that_makes_no_sense_is_broken() {
         "<html><body>sign in here</body></html>".to_owned(),
         listing("<Contents><Key>response-cache/a</Key><Size>many</Size></Contents>"),
         listing("<MaxKeys>-</MaxKeys>"),
+        listing("<IsTruncated>true</IsTruncated>"),
         listing("<Contents>"),
     ];
     for body in bodies {

@@ -2,9 +2,11 @@
 
 use crate::scripted::{Reply, Scripted};
 use crate::support::{PATIENCE, SOON, errors_of_all_calls, key, s3_settings, value};
+use futures_util::future::join_all;
 use std::time::Instant;
 use storage::{ErrorKind, S3Settings, S3Store, Store};
 use tokio::net::TcpListener;
+use tokio::task::yield_now;
 
 /// What a successful put gets.
 fn done() -> Reply {
@@ -130,7 +132,7 @@ async fn a_call_that_is_given_up_closes_its_connection() {
     let sought = key("a");
     tokio::select! {
         _ = store.get(&sought) => panic!("the server never answers"),
-        _ = async { while server.heads().is_empty() { tokio::task::yield_now().await } } => {}
+        _ = async { while server.heads().is_empty() { yield_now().await } } => {}
     }
     server.client_left().await;
 }
@@ -145,9 +147,20 @@ async fn calls_beyond_the_limit_wait_within_their_time() {
     };
     let store = S3Store::open(settings).unwrap();
     let sought = key("a");
-    let calls = (0..6).map(|_| store.get(&sought));
-    for done in futures_util::future::join_all(calls).await {
+    let calls = join_all((0..6).map(|_| store.get(&sought)));
+    let connections = async {
+        while server.heads().len() < 2 {
+            yield_now().await;
+        }
+        // all six had their turn, and the others many more
+        for _ in 0..1000 {
+            yield_now().await;
+        }
+        server.connections()
+    };
+    let (done, connections) = tokio::join!(calls, connections);
+    assert_eq!(connections, 2);
+    for done in done {
         assert_eq!(done.unwrap_err().kind, ErrorKind::TooSlow);
     }
-    assert_eq!(server.connections(), 2);
 }
