@@ -96,6 +96,8 @@ impl Bucket {
         }
     }
 
+    /// The signature covers the request without its body: against changes on the way there is https, against accidents the
+    /// value's own checksum.
     pub(super) async fn put(&self, object: String, bytes: Bytes) -> Result<(), Setback> {
         let size = bytes.len();
         let body = ByteStream::new_with_size(stream::once(async move { Ok(bytes) }), size);
