@@ -41,13 +41,15 @@ impl S3Store {
     pub fn open(settings: S3Settings) -> Result<Self, StoreError> {
         let endpoint = settings.checked_endpoint()?;
         let connector = Connector::new(settings.ca_file.as_deref(), settings.connect_timeout)?;
-        let transport = Transport::new(connector, settings.value_bytes_max, settings.requests_max);
+        let value_bytes_max = settings.value_bytes_max;
+        let object_bytes_max = value_bytes_max.saturating_add(envelope::HEAD_BYTES_MAX);
+        let transport = Transport::new(connector, object_bytes_max, settings.requests_max);
         let (bucket, region) = (settings.bucket.as_str(), settings.region.as_str());
         Ok(S3Store {
             shown: format!("{endpoint}/{bucket}/{}", settings.key_prefix),
             bucket: Bucket::new(bucket, region, endpoint, settings.credentials, transport),
             key_prefix: settings.key_prefix,
-            value_bytes_max: settings.value_bytes_max,
+            value_bytes_max,
             connect_timeout: settings.connect_timeout,
             request_timeout: settings.request_timeout,
         })

@@ -16,7 +16,7 @@ use tokio::sync::Semaphore;
 const IDLE_MAX: Duration = Duration::from_secs(4);
 /// The largest answer head; S3 sends a few hundred bytes, and at most 2 KiB of metadata.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
-/// The largest answer that is no value: a page of a thousand long keys, escaped.
+/// The largest answer that is no object: a page of a thousand long keys, escaped.
 const DOCUMENT_BYTES_MAX: usize = 4 << 20;
 
 /// Connections to one object store. They belong to the tokio runtime that first used them.
@@ -44,7 +44,7 @@ pub(super) enum Failure {
 }
 
 impl Transport {
-    pub(super) fn new(connector: Connector, value_bytes_max: usize, requests_max: usize) -> Self {
+    pub(super) fn new(connector: Connector, object_bytes_max: usize, requests_max: usize) -> Self {
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_MAX)
@@ -53,9 +53,7 @@ impl Transport {
             .build(connector);
         Transport {
             client,
-            answer_bytes_max: value_bytes_max
-                .saturating_add(HEAD_BYTES_MAX)
-                .max(DOCUMENT_BYTES_MAX),
+            answer_bytes_max: object_bytes_max.max(DOCUMENT_BYTES_MAX),
             permits: Semaphore::new(requests_max.max(1)),
         }
     }
