@@ -163,6 +163,10 @@ check_compose
 step "Client tests"
 TIDEGATE_DEMO_BIN="${CARGO_TARGET_DIR:-target}/debug/demo" .venv/bin/python -m pytest load-tests/clients
 
+step "Placement, in small"
+.venv/bin/python -m pytest -p no:cacheprovider load-tests/scenarios
+.venv/bin/python load-tests/scenarios/quality.py --quick --bin "${CARGO_TARGET_DIR:-target}/debug"
+
 step "Documentation tests"
 cargo test --doc --workspace --locked
 

@@ -84,13 +84,15 @@ pub struct Dispatched {
     pub hold: std::time::Duration,
 }
 
-/// Asks for all that an engine has announced, for another gateway. None in the middle of a frame,
-/// and of an engine that has announced nothing.
+/// Asks for all that an engine has announced up to which frame, for another gateway. None in the
+/// middle of a frame, and of an engine that has announced nothing.
 #[derive(Debug, Clone, Copy, Message)]
 #[rtype(result = "Option<(u64, Vec<SnapshotBlock>)>")]
 pub struct CarrySource {
     /// Whose.
     pub source: HolderId,
+    /// Up to this frame it is known already: then without the blocks.
+    pub unless: Option<u64>,
 }
 
 /// How a dispatch went on.
@@ -124,6 +126,10 @@ pub struct ShardGauges {
     pub entries: usize,
     /// Different blocks.
     pub blocks: usize,
+    /// Memory that they take, in bytes.
+    pub bytes: usize,
+    /// Pairs that expired, and that made room for others; of all shards so far.
+    pub evicted: [u64; 2],
     /// Blocks that were stored or removed.
     pub applied: u64,
     /// Blocks that nothing was known of: their parent, or themselves.
@@ -146,6 +152,7 @@ pub struct IndexShard {
     index: PrefixIndex,
     sources: HashMap<HolderId, Source>,
     gauges: ShardGauges,
+    evicted_before: [u64; 2],
     published: Published<ShardGauges>,
     started: Instant,
     _watch: Option<Watch<ShardExited>>,
@@ -211,6 +218,7 @@ impl IndexShard {
             sources: sources.collect(),
             // counts go on where an earlier shard has left them
             gauges: *published.load(),
+            evicted_before: published.load().evicted,
             published,
             started: now(),
             _watch: None,
@@ -233,7 +241,7 @@ impl IndexShard {
     fn apply(&mut self, holder: HolderId, op: Op) {
         let now = self.seconds();
         match op {
-            Op::Forget => self.index.forget(holder),
+            Op::Forget => self.forget(holder),
             Op::TakeOver(snapshot) => {
                 let blocks: Vec<Carried> = snapshot.blocks.iter().map(carried).collect();
                 self.index.take_over(holder, &blocks, now);
@@ -243,9 +251,15 @@ impl IndexShard {
                 self.removed(holder, &hashes, (medium, now));
             }
             Op::Event(KvEvent::Offloaded { hashes }) => self.offloaded(holder, &hashes, now),
-            Op::Event(KvEvent::Cleared) => self.index.forget(holder),
+            Op::Event(KvEvent::Cleared) => self.forget(holder),
             Op::Event(KvEvent::Odd(odd)) => self.gauges.odd[odd as usize] += 1,
         }
+    }
+
+    /// All that is known of an engine's own memory is void, what is only assumed of it as well.
+    fn forget(&mut self, holder: HolderId) {
+        self.index.forget(holder);
+        self.index.forget_assumed(holder);
     }
 
     fn stored(&mut self, holder: HolderId, stored: &Stored, now: Seconds) {
@@ -308,6 +322,10 @@ impl IndexShard {
     fn publish(&mut self) {
         self.gauges.entries = self.index.entries();
         self.gauges.blocks = self.index.blocks();
+        self.gauges.bytes = self.index.bytes();
+        let evicted = self.index.evicted();
+        let evicted = [evicted.expired, evicted.crowded_out];
+        self.gauges.evicted = [0, 1].map(|kind| self.evicted_before[kind] + evicted[kind]);
         self.published.publish(self.gauges);
     }
 }
@@ -372,6 +390,9 @@ impl Handler<CarrySource> for IndexShard {
 
     fn handle(&mut self, of: CarrySource, _: &mut Self::Context) -> Self::Result {
         let seq = self.sources.get(&of.source)?.up_to?;
+        if of.unless == Some(seq) {
+            return Some((seq, Vec::new()));
+        }
         let blocks = self.index.carry(of.source);
         Some((seq, blocks.iter().map(snapshot_block).collect()))
     }
@@ -417,8 +438,7 @@ impl Handler<DispatchEnded> for IndexShard {
             Fate::Withdrawn => self.index.withdraw(ended.holder, &ended.chain, now),
             Fate::Served => self.index.served(ended.holder, &ended.chain, now),
             Fate::Believed => {
-                self.index
-                    .put_stored(ended.holder, (&ended.chain, 0), Tier::Assumed, now);
+                self.index.believe(ended.holder, &ended.chain, now);
                 self.index.served(ended.holder, &ended.chain, now);
             }
         }

@@ -14,7 +14,7 @@ use routing::view::Memory;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
 use tracing::{info, warn};
 use wire::kv_events::{Batch, KvEvent, Medium, Stored, Undecodable};
@@ -25,6 +25,12 @@ use wire::kv_snapshot::Snapshot;
 const REPLAY_IDLE: Duration = Duration::from_secs(2);
 /// The longest wait between two attempts to connect.
 const RECONNECT_MAX: Duration = Duration::from_secs(60);
+
+/// A peer that vanished without a word is found out by what it serves: after so much silence, with so
+/// many requests served meanwhile, the connection is made anew. How often that is looked at.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+const SERVED_IN_SILENCE_MAX: u64 = 50;
+const SILENCE_LOOK: Duration = Duration::from_secs(10);
 
 /// What comes from an engine.
 #[derive(Debug)]
@@ -75,6 +81,8 @@ static EPOCHS: AtomicU64 = AtomicU64::new(0);
 pub struct StreamState {
     /// Whether frames come.
     pub connected: bool,
+    /// Whether frames are taken in as they come, and no replay is waited for.
+    pub live: bool,
     /// The number of the last applied frame.
     pub last_seq: Option<u64>,
     /// When the engine made it, in Unix seconds.
@@ -87,6 +95,10 @@ pub struct StreamState {
     pub connections: u64,
     /// How often what the engine announced was made void, to be learned anew.
     pub resyncs: u64,
+    /// How long after the engine made it the last frame was taken in, in seconds, by both clocks.
+    pub lag: f64,
+    /// Replays that were asked for.
+    pub replays: u64,
     /// How often what another gateway had left was taken over.
     pub snapshots: u64,
     /// Data-parallel ranks that frames named.
@@ -213,7 +225,10 @@ impl Subscription {
                 Err(_) => {}
             }
             session.stream.disconnected();
+            // from here on it is not known what the engine has announced
+            self.flush_up_to(&mut session, None).await;
             session.state.connected = false;
+            session.state.live = false;
             self.state.publish(session.state.clone());
             let wait = self.reconnect.saturating_mul(1 << failures.min(10));
             failures += 1;
@@ -232,6 +247,7 @@ impl Subscription {
         session.state.connected = true;
         session.state.connections += 1;
         info!(backend = %self.backend, "KV event stream open");
+        let mut heard = self.heard_now();
         // when a replay that is under way is taken for ended
         let mut replaying: Option<Instant> = None;
         let actions = session.stream.connected();
@@ -247,8 +263,15 @@ impl Subscription {
                 Some(deadline) => tokio::time::timeout_at(deadline, next)
                     .await
                     .unwrap_or(Ok(Frame::ReplayEnd)),
-                None => next.await,
+                None => match tokio::time::timeout(SILENCE_LOOK, next).await {
+                    Ok(frame) => frame,
+                    Err(_) if self.is_deaf(&heard) => {
+                        return "requests are served there and no event comes".into();
+                    }
+                    Err(_) => continue,
+                },
             };
+            heard = self.heard_now();
             let frame = match frame {
                 Ok(frame) => frame,
                 Err(reason) => return reason,
@@ -274,6 +297,9 @@ impl Subscription {
                 Action::Forget => self.forget(session).await,
                 Action::Reconnect => return Err("frames were missed".into()),
                 Action::Replay(from) => {
+                    // nobody may take what is void for what is known while this waits
+                    self.flush(session).await;
+                    session.state.replays += 1;
                     // without a replay the live frames are still worth something
                     let wait = match connection.replay(from).await {
                         Ok(()) => REPLAY_IDLE,
@@ -303,8 +329,19 @@ impl Subscription {
         self.flush_up_to(session, session.stream.last()).await;
         session.state.tally = session.before + session.stream.tally;
         session.state.last_seq = session.stream.last();
+        session.state.live = session.stream.is_live();
         self.state.publish(session.state.clone());
         Ok(())
+    }
+
+    fn heard_now(&self) -> (Instant, u64) {
+        (Instant::now(), self.standing.served())
+    }
+
+    /// Whether the engine has served so many requests since its last frame, and for so long, that
+    /// its connection must be dead, though nobody said so.
+    fn is_deaf(&self, (since, served): &(Instant, u64)) -> bool {
+        since.elapsed() >= SILENCE_MAX && self.standing.served() - served >= SERVED_IN_SILENCE_MAX
     }
 
     /// The memory that a frame tells of: of the rank that it names, else of the stream's own.
@@ -430,6 +467,9 @@ impl Session {
 
     fn note(&mut self, batch: &Batch) {
         self.state.last_ts = batch.ts;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now = now.map_or(0.0, |now| now.as_secs_f64());
+        self.state.lag = (now - batch.ts).max(0.0);
         let size = batch.events.iter().find_map(|event| match event {
             // copies elsewhere may be announced in larger pieces
             KvEvent::Stored(s) if s.medium == Medium::Gpu && !s.tokens.is_empty() => {

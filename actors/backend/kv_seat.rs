@@ -5,8 +5,9 @@
 use routing::knowledge::{self, Events, Facts, Mode, Parity, Why};
 use routing::prefix_index::HolderId;
 use routing::view::Memory;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// See the module.
 #[derive(Debug, Clone, Default)]
@@ -36,6 +37,7 @@ pub struct Standing {
     block_size: AtomicU32,
     parity: AtomicU8,
     judged: [Judged; 2],
+    served: AtomicU64,
 }
 
 /// Predictions of one kind.
@@ -44,6 +46,8 @@ struct Judged {
     samples: AtomicU32,
     error_permille: AtomicU64,
     distrusted: AtomicBool,
+    /// Since when.
+    fell: Mutex<Option<Instant>>,
 }
 
 /// An event stream that is open; closed when dropped.
@@ -120,6 +124,16 @@ impl Standing {
         })
     }
 
+    /// A prompt that the index knows was computed there: its engine should have announced blocks.
+    pub fn count_served(&self) {
+        self.served.fetch_add(1, Relaxed);
+    }
+
+    /// Such prompts so far.
+    pub fn served(&self) -> u64 {
+        self.served.load(Relaxed)
+    }
+
     fn judged(&self, mode: Mode) -> Option<&Judged> {
         match mode {
             Mode::Exact => Some(&self.judged[0]),
@@ -138,7 +152,7 @@ impl Standing {
 
     /// Gives up the kind of prediction that was wrong too often; answers which, with its mean
     /// error in thousandths of the prompt.
-    pub fn judge(&self) -> Option<(Mode, u64)> {
+    pub fn judge(&self, now: Instant) -> Option<(Mode, u64)> {
         let mut fallen = None;
         for (mode, judged) in [Mode::Exact, Mode::Approximate]
             .into_iter()
@@ -153,10 +167,21 @@ impl Standing {
             judged.samples.store(0, Relaxed);
             judged.error_permille.store(0, Relaxed);
             if wrong && !judged.distrusted.swap(true, Relaxed) {
+                *judged.fell() = Some(now);
                 fallen = Some((mode, error / u64::from(samples)));
             }
         }
         fallen
+    }
+
+    /// Trusts again what was given up so long ago: it was made of what has expired since.
+    pub fn forgive(&self, now: Instant, after: Duration) {
+        for mode in [Mode::Exact, Mode::Approximate] {
+            let fell = self.judged(mode).and_then(|judged| *judged.fell());
+            if fell.is_some_and(|fell| now.saturating_duration_since(fell) >= after) {
+                self.trust_again(mode);
+            }
+        }
     }
 
     /// What was believed was made anew: predictions of this kind are trusted again.
@@ -165,7 +190,15 @@ impl Standing {
             judged.samples.store(0, Relaxed);
             judged.error_permille.store(0, Relaxed);
             judged.distrusted.store(false, Relaxed);
+            *judged.fell() = None;
         }
+    }
+}
+
+impl Judged {
+    fn fell(&self) -> MutexGuard<'_, Option<Instant>> {
+        // a thread that panicked left nothing half done
+        self.fell.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -186,27 +219,40 @@ mod tests {
     }
 
     #[test]
-    fn fifty_wrong_predictions_demote_and_a_resync_promotes() {
+    fn fifty_wrong_predictions_demote_and_a_resync_or_time_promotes() {
         let standing = Arc::new(Standing::new(true, true, true));
         let _stream = standing.open_stream();
+        let now = Instant::now();
         standing.saw_block_size(16);
         for _ in 0..50 {
             standing.record(Mode::Exact, 100);
         }
-        assert_eq!(standing.judge(), None);
+        assert_eq!(standing.judge(now), None);
         for _ in 0..49 {
             standing.record(Mode::Exact, 900);
         }
-        assert_eq!(standing.judge(), None, "too few to say");
+        assert_eq!(standing.judge(now), None, "too few to say");
         standing.record(Mode::Exact, 900);
-        assert_eq!(standing.judge(), Some((Mode::Exact, 900)));
+        assert_eq!(standing.judge(now), Some((Mode::Exact, 900)));
         assert_eq!(standing.mode(), (Mode::Approximate, Why::Mispredicted));
         for _ in 0..50 {
             standing.record(Mode::Approximate, 800);
         }
-        assert_eq!(standing.judge(), Some((Mode::Approximate, 800)));
+        assert_eq!(standing.judge(now), Some((Mode::Approximate, 800)));
         assert_eq!(standing.mode(), (Mode::Blind, Why::Mispredicted));
         standing.trust_again(Mode::Exact);
         assert_eq!(standing.mode().0, Mode::Exact);
+        let ttl = Duration::from_secs(900);
+        let guesses = || {
+            standing
+                .judged(Mode::Approximate)
+                .unwrap()
+                .distrusted
+                .load(Relaxed)
+        };
+        standing.forgive(now + ttl / 2, ttl);
+        assert!(guesses());
+        standing.forgive(now + ttl, ttl);
+        assert!(!guesses(), "after a while they may be right again");
     }
 }

@@ -5,7 +5,7 @@ use super::{Member, SourceHandle};
 use routing::knowledge::{Mode, Why};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tracing::{info, warn};
 
 /// How often it looks.
@@ -19,12 +19,11 @@ pub(super) struct Judge(HashMap<Arc<str>, Seen>);
 struct Seen {
     mode: Option<(Mode, Why)>,
     resyncs: u64,
-    guesses_fell: Option<Instant>,
 }
 
 impl Judge {
-    /// Looks at every backend. Guesses that were given up are tried again after `ttl`, when all
-    /// that they were made from has expired.
+    /// Looks at every backend. What was given up is tried again after `ttl`, when all that it was
+    /// made from has expired.
     pub(super) fn turn(&mut self, members: &[Member], sources: &[SourceHandle], ttl: Duration) {
         let now = tokio::time::Instant::now().into_std();
         for member in members {
@@ -35,15 +34,9 @@ impl Judge {
                 seen.resyncs = resyncs;
                 member.standing.trust_again(Mode::Exact);
             }
-            if seen.guesses_fell.is_some_and(|at| now - at >= ttl) {
-                seen.guesses_fell = None;
-                member.standing.trust_again(Mode::Approximate);
-            }
-            if let Some((mode, error)) = member.standing.judge() {
+            member.standing.forgive(now, ttl);
+            if let Some((mode, error)) = member.standing.judge(now) {
                 warn!(backend = %member.backend, mode = mode.as_str(), mean_error_percent = error as f64 / 10.0, "predictions of cached tokens are wrong too often, giving them up");
-                if mode == Mode::Approximate {
-                    seen.guesses_fell = Some(now);
-                }
             }
             let mode = member.standing.mode();
             if seen.mode.replace(mode) != Some(mode) {

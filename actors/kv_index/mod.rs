@@ -37,6 +37,8 @@ pub struct SourceSettings {
     pub rank: Option<u32>,
     /// What is believed of it.
     pub standing: Arc<Standing>,
+    /// Where its stream's state is seen.
+    pub state: Published<StreamState>,
     /// What its events mean.
     pub spec: SourceSpec,
     /// Before the first reconnect.
@@ -131,7 +133,7 @@ impl KvIndex {
         let sources = settings.sources.iter().map(|source| SourceHandle {
             backend: source.backend.clone(),
             rank: source.rank,
-            state: Published::new(StreamState::default()),
+            state: source.state.clone(),
         });
         let handle = KvIndexHandle {
             shard: Published::new(None),

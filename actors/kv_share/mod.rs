@@ -10,12 +10,14 @@ pub use transport::SharedTransport;
 use crate::backend::Standing;
 use crate::directory::Directory;
 use crate::index_shard::{CarrySource, IndexShard};
+use crate::kv_subscriber::StreamState;
 use crate::support::published::Published;
 use crate::support::supervise::{Root, RootExited, supervise};
 use crate::support::watch::Watch;
 use actix::{Actor, Addr, AsyncContext, Context, WrapFuture};
 use futures_util::future::LocalBoxFuture;
 use routing::prefix_index::HolderId;
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -32,6 +34,8 @@ pub const LOAD_LAPSES: Duration = Duration::from_secs(3);
 pub const LEASE_LAPSES: Duration = Duration::from_secs(3);
 /// How long a snapshot is good for: whoever leads renews it long before.
 pub const SNAPSHOT_LAPSES: Duration = Duration::from_secs(10);
+/// For the shard to answer.
+const SHARD_TIMEOUT: Duration = Duration::from_secs(1);
 /// Between two snapshots of one stream.
 const SNAPSHOT_INTERVAL: Duration = Duration::from_secs(1);
 /// Snapshots of all streams together, in bytes a second: with more, each comes less often.
@@ -40,24 +44,17 @@ const SNAPSHOT_RATE_MAX: u64 = 8 << 20;
 /// Where gateways leave what they know. Every call ends by itself in bounded time.
 pub trait SharedStore {
     /// The snapshot of a stream, if there is one.
-    fn load(&self, stream: &str) -> LocalBoxFuture<'static, Result<Option<Stored>, String>>;
+    fn load(&self, stream: &str) -> LocalBoxFuture<'static, Result<Option<Vec<u8>>, String>>;
     /// Leads a stream, or goes on leading it; false when another does.
     fn lead(&self, stream: &str) -> LocalBoxFuture<'static, Result<bool, String>>;
     /// Leaves a snapshot; lapses after [`SNAPSHOT_LAPSES`].
     fn save(&self, stream: &str, bytes: Vec<u8>) -> LocalBoxFuture<'static, Result<(), String>>;
-    /// Keeps the snapshot that is there.
-    fn keep(&self, stream: &str) -> LocalBoxFuture<'static, Result<(), String>>;
+    /// Says that the snapshot is still up to date; false when it is gone.
+    fn keep(&self, stream: &str) -> LocalBoxFuture<'static, Result<bool, String>>;
+    /// How long ago that was said, if there is a snapshot.
+    fn age(&self, stream: &str) -> LocalBoxFuture<'static, Result<Option<Duration>, String>>;
     /// Tells this gateway's loads, which lapse after [`LOAD_LAPSES`]; answers the others'.
     fn exchange(&self, mine: Vec<Load>) -> LocalBoxFuture<'static, Result<Vec<Load>, String>>;
-}
-
-/// A snapshot in the store.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stored {
-    /// As it was left.
-    pub bytes: Vec<u8>,
-    /// How long ago whoever leads the stream last said that it is up to date.
-    pub age: Duration,
 }
 
 /// What one gateway has sent to one backend.
@@ -80,6 +77,10 @@ pub struct SharedStream {
     pub holder: HolderId,
     /// What is known of the engine.
     pub standing: Arc<Standing>,
+    /// How the stream is doing here.
+    pub state: Published<StreamState>,
+    /// Whether this gateway leads it: then nobody else knows more.
+    pub led: Rc<Cell<bool>>,
 }
 
 /// What sharing is made of.
@@ -191,6 +192,10 @@ impl Sharing {
                     }
                     // what is there now may be anybody's
                     self.left.iter_mut().for_each(|left| left.seq = None);
+                    self.settings
+                        .streams
+                        .iter()
+                        .for_each(|stream| stream.led.set(false));
                 }
                 Ok(()) if failing => info!("sharing what is known with other gateways again"),
                 Ok(()) => {}
@@ -204,8 +209,12 @@ impl Sharing {
         self.exchange_loads().await?;
         let mut leads = 0;
         for at in 0..self.settings.streams.len() {
-            let name = self.settings.streams[at].name.clone();
-            if self.settings.store.lead(&name).await? {
+            let stream = &self.settings.streams[at];
+            // who does not hear the engine has nothing to say of it
+            let hears = stream.state.load().connected;
+            let leads_it = hears && self.settings.store.lead(&stream.name).await?;
+            stream.led.set(leads_it);
+            if leads_it {
                 leads += 1;
                 self.leave_snapshot(at).await?;
             } else {
@@ -250,18 +259,26 @@ impl Sharing {
         let Some(shard) = shard.as_ref().clone() else {
             return Ok(());
         };
-        let source = stream.holder;
-        let carried = shard.send(CarrySource { source }).await.ok().flatten();
-        let Some((seq, blocks)) = carried else {
+        let known = self.left[at].seq;
+        let ask = shard.send(CarrySource {
+            source: stream.holder,
+            unless: known,
+        });
+        let carried = tokio::time::timeout(SHARD_TIMEOUT, ask).await;
+        let Some((seq, blocks)) = carried.ok().and_then(Result::ok).flatten() else {
             return Ok(()); // in the middle of a frame: the next turn comes soon
         };
-        let bytes = if self.left[at].seq == Some(seq) {
-            self.settings.store.keep(&stream.name).await?;
+        let bytes = if known == Some(seq) {
+            if !self.settings.store.keep(&stream.name).await? {
+                self.left[at] = Left::default();
+                return Ok(()); // it is gone: the next turn leaves another
+            }
             0
         } else {
             let block_size = stream.standing.block_size().unwrap_or(0);
             let snapshot = Snapshot {
                 seq,
+                ts: stream.state.load().last_ts,
                 block_size,
                 blocks,
             };

@@ -3,7 +3,7 @@
 use crate::kv::TokenCache;
 use crate::settings::Settings;
 use crate::telemetry::handles::Handles;
-use crate::tokenize::Encoders;
+use crate::tokenize::{Encoders, EncodingThreads};
 use crate::upstream::Client;
 use actors::directory::Directory;
 use actors::kv_index::KvIndexHandle;
@@ -14,7 +14,7 @@ use routing::retry::RetryBudget;
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 /// Shared by all worker threads.
 pub struct Gateway {
@@ -28,8 +28,8 @@ pub struct Gateway {
     pub sharing: Option<Arc<ShareState>>,
     /// Makes tokens of prompts, by model.
     pub encoders: Encoders,
-    /// Threads that may encode at one time.
-    pub encoding: Arc<Semaphore>,
+    /// The threads on which they do.
+    pub encoding: EncodingThreads,
     /// Starts a router per thread.
     pub router: RouterSeed,
     /// Requests being served.

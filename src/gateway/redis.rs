@@ -45,9 +45,10 @@ impl Redis {
         })
     }
 
-    /// A key of ours.
-    pub fn key(&self, name: &str) -> String {
-        format!("{}{name}", self.prefix)
+    /// A key of the KV index: beside those of answers, whose prefix mostly ends in `resp:`.
+    pub fn kv_key(&self, name: &str) -> String {
+        let prefix = self.prefix.strip_suffix("resp:").unwrap_or(&self.prefix);
+        format!("{prefix}kv:{name}")
     }
 
     /// Sends commands in one go and reads their answers.

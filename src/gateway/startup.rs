@@ -7,7 +7,7 @@ use crate::kv::{TokenCache, parity, share, wiring};
 use crate::settings::Settings;
 use crate::telemetry::handles::Handles;
 use crate::telemetry::{export, log};
-use crate::tokenize;
+use crate::tokenize::{self, EncodingThreads};
 use crate::upstream::{Client, ClientSettings, HttpProber};
 use actix_web::dev::{Server, ServerHandle};
 use actix_web::rt::net::TcpStream;
@@ -29,7 +29,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::Semaphore;
 use tracing::{error, info, warn};
 
 /// How often idle upstream connections are looked through.
@@ -158,7 +157,7 @@ pub fn start(mut settings: Settings) -> std::io::Result<Running> {
         kv,
         sharing,
         encoders,
-        encoding: Arc::new(Semaphore::new(encoding_threads())),
+        encoding: EncodingThreads::start(encoding_threads())?,
         requests: Requests::default(),
         buffered: Buffered::new(settings.server.max_buffered_request_bytes),
         phase: Phases::default(),

@@ -9,7 +9,7 @@ use crate::ring::load_bound;
 use crate::score::{Known, Reach, Weights, composite, load, reach};
 use crate::strategy::{Candidate, Chance, Rotation, Strategy, pick};
 use crate::view::{BackendView, ClusterView, Live, Passage, Pool, Role};
-use std::cmp::Ordering;
+use std::cmp::{Ordering, Reverse};
 
 /// The settings that a choice depends on.
 #[derive(Debug, Clone, Copy)]
@@ -209,9 +209,9 @@ pub fn weigh(
     });
     let mut terms: Vec<Terms> = terms.collect();
     let fair = Fair::of(view, candidates);
-    let idlest = terms
-        .iter()
-        .min_by_key(|of| of.candidate.load.queued_tokens);
+    // of equals the one that has least of it: the others save something against that
+    let queued = |of: &&Terms| (of.candidate.load.queued_tokens, Reverse(of.reach.uncached));
+    let idlest = terms.iter().min_by_key(queued);
     let idlest = idlest.map_or(0, |of| of.reach.uncached);
     for of in &mut terms {
         let weight = view.backend(of.candidate.slot).weight;

@@ -104,6 +104,11 @@ impl<T> EventStream<T> {
         self.last
     }
 
+    /// Whether frames are applied as they come.
+    pub fn is_live(&self) -> bool {
+        matches!(self.phase, Phase::Live)
+    }
+
     /// The connection stands. A restart between two connections cannot be told by numbers alone,
     /// so what was known is void.
     pub fn connected(&mut self) -> Vec<Action<T>> {
@@ -186,7 +191,7 @@ impl<T> EventStream<T> {
                 actions.extend(self.live(seq, frame));
                 actions
             }
-            Some(last) if seq > last + 1 => {
+            Some(last) if seq > last.saturating_add(1) => {
                 self.tally.gaps += 1;
                 if self.recovery == Recovery::Reconnect && self.unhealed != Some(seq) {
                     self.unhealed = Some(seq);
@@ -197,11 +202,11 @@ impl<T> EventStream<T> {
                     return vec![Action::Forget, Action::Apply(frame)];
                 }
                 self.phase = Phase::Replaying {
-                    from: last + 1,
+                    from: last.saturating_add(1),
                     first: true,
                     waiting: VecDeque::from([(seq, frame)]),
                 };
-                vec![Action::Replay(last + 1)]
+                vec![Action::Replay(last.saturating_add(1))]
             }
             _ => {
                 self.fell_back = false;
@@ -231,7 +236,7 @@ impl<T> EventStream<T> {
                 self.tally.duplicates += 1;
                 return actions;
             }
-            Some(last) if seq > last + 1 => {
+            Some(last) if seq > last.saturating_add(1) => {
                 // the engine dropped replies: what is between is lost
                 self.tally.lost += 1;
                 actions.push(Action::Forget);
@@ -249,7 +254,7 @@ impl<T> EventStream<T> {
         let Phase::Replaying { from, first, .. } = &mut self.phase else {
             return vec![];
         };
-        (*from, *first) = (seq + 1, true);
+        (*from, *first) = (seq.saturating_add(1), true);
         self.last = Some(seq);
         vec![Action::Forget, Action::Apply(frame)]
     }
@@ -265,7 +270,7 @@ impl<T> EventStream<T> {
         for (seq, frame) in waiting {
             match self.last {
                 Some(last) if seq <= last => self.tally.duplicates += 1,
-                Some(last) if seq > last + 1 => {
+                Some(last) if seq > last.saturating_add(1) => {
                     // the replay did not reach this far: asking again would not either
                     self.tally.lost += 1;
                     self.last = Some(seq);

@@ -7,6 +7,8 @@
 
 pub mod block;
 pub mod breaker;
+pub mod cache_key;
+pub mod cache_policy;
 pub mod choose;
 pub mod event_stream;
 pub mod explain;

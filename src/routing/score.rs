@@ -146,9 +146,7 @@ pub fn reach(known: &Known, backend: &BackendView, load: &Load, weights: &Weight
         let holders = || holders.iter().chain(backend.reads.iter());
         (overlap(prompt, holders, &weights), *memory)
     });
-    // the first of equals: unknown rank
-    let best = best.reduce(|a, b| if b.0.weighted > a.0.weighted { b } else { a });
-    let Some((overlap, memory)) = best else {
+    let Some((overlap, memory)) = best.reduce(better) else {
         return nothing;
     };
     Reach {
@@ -159,6 +157,25 @@ pub fn reach(known: &Known, backend: &BackendView, load: &Load, weights: &Weight
         uncached: prompt.uncached(&overlap),
         memory: Some(memory),
     }
+}
+
+/// Of two memories of one backend, the one to go by. What was announced of a known rank counts before
+/// what is only hoped for from an unknown one, as long as it is half of that: the hope is mostly that
+/// very rank's.
+fn better(a: (Overlap, Memory), b: (Overlap, Memory)) -> (Overlap, Memory) {
+    let known = |of: &(Overlap, Memory)| of.1.rank.is_some() && !of.0.speculative;
+    let hope = |of: &(Overlap, Memory)| of.1.rank.is_none() && of.0.speculative;
+    let half = |of: &(Overlap, Memory), other: &(Overlap, Memory)| {
+        of.0.blocks > 0 && of.0.blocks * 2 >= other.0.blocks
+    };
+    if hope(&a) && known(&b) && half(&b, &a) {
+        return b;
+    }
+    if hope(&b) && known(&a) && half(&a, &b) {
+        return a;
+    }
+    // the first of equals
+    if b.0.weighted > a.0.weighted { b } else { a }
 }
 
 /// Joins what a backend's own memory and the storage that it reads have of a prompt.

@@ -6,7 +6,7 @@ use std::fmt;
 
 /// "TideGate Kv", and the version.
 const MAGIC: &[u8; 4] = b"TGK1";
-const HEAD_BYTES: usize = 4 + 8 + 4 + 4;
+const HEAD_BYTES: usize = 4 + 8 + 4 + 4 + 8;
 const BLOCK_BYTES: usize = 8 + 8 + 2;
 /// Copies of a block in one tier fit four bits.
 const COPIES_BITS: u16 = 4;
@@ -15,10 +15,13 @@ const HELD: u16 = 1 << 12;
 const FOLLOWS: u16 = 1 << 13;
 
 /// An engine's memory after a frame.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Snapshot {
     /// The frame.
     pub seq: u64,
+    /// When the engine made its last event so far, in Unix seconds: what comes later with a smaller
+    /// number is of another process.
+    pub ts: f64,
     /// Tokens per block.
     pub block_size: u32,
     /// In an order in which most blocks stand behind their parents.
@@ -60,6 +63,7 @@ impl Snapshot {
         out.extend_from_slice(&self.seq.to_le_bytes());
         out.extend_from_slice(&self.block_size.to_le_bytes());
         out.extend_from_slice(&(self.blocks.len() as u32).to_le_bytes());
+        out.extend_from_slice(&self.ts.to_bits().to_le_bytes());
         for block in &self.blocks {
             out.extend_from_slice(&block.name.to_le_bytes());
             out.extend_from_slice(&block.own.to_le_bytes());
@@ -85,6 +89,7 @@ impl Snapshot {
         }
         Ok(Snapshot {
             seq: number(4, 8),
+            ts: f64::from_bits(number(20, 8)),
             block_size: number(12, 4) as u32,
             blocks: body
                 .chunks_exact(BLOCK_BYTES)
@@ -147,7 +152,7 @@ mod tests {
         fn what_is_written_is_read_and_nothing_else(
             seq: u64, block_size: u32, blocks in proptest::collection::vec(block(), 0..20), cut in 0usize..400,
         ) {
-            let snapshot = Snapshot { seq, block_size, blocks };
+            let snapshot = Snapshot { seq, ts: 1.5, block_size, blocks };
             let bytes = snapshot.to_bytes();
             prop_assert_eq!(Snapshot::from_bytes(&bytes), Ok(snapshot));
             if cut < bytes.len() {

@@ -2,6 +2,7 @@
 //! leave for each other.
 //! Types and byte-level helpers only; no I/O. Shared by the gateway and the engine simulator.
 
+pub mod canonical;
 pub mod kv_events;
 pub mod kv_snapshot;
 pub mod openai;

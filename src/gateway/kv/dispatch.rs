@@ -3,7 +3,7 @@
 
 use super::Found;
 use actix::Addr;
-use actors::backend::Backend;
+use actors::backend::{Backend, Standing};
 use actors::index_shard::{DispatchEnded, Dispatched, Fate, IndexShard};
 use routing::block::BlockHash;
 use routing::prefix_index::HolderId;
@@ -19,48 +19,65 @@ const HOLD_MAX: Duration = Duration::from_secs(30);
 pub struct Dispatch {
     shard: Addr<IndexShard>,
     holder: HolderId,
+    cuts: Vec<Sent>,
+    standing: Arc<Standing>,
+    served: bool,
+}
+
+/// The prompt, cut in one way.
+struct Sent {
     chain: Arc<[BlockHash]>,
     basis: Basis,
-    fate: Fate,
 }
 
 impl Dispatch {
     /// Tells the index that a request goes to this backend, where it finds this.
     pub fn new(found: &Found, backend: &Backend, reach: Option<&Reach>) -> Option<Self> {
-        let holder = reach?.memory?.holder;
-        let cut = found.chain_at(backend, reach)?;
+        let reach = reach?;
+        let holder = reach.memory?.holder;
         let ttft = backend.load(tokio::time::Instant::now().into_std()).ttft_us;
         let hold = Duration::from_micros(2 * ttft.unwrap_or(0)).clamp(HOLD_MIN, HOLD_MAX);
-        // bounded by the requests in flight
-        found.shard.do_send(Dispatched {
-            holder,
-            chain: cut.chain.clone(),
-            hold,
+        let cuts = found.cuts_at(backend, reach).map(|cut| {
+            // bounded by the requests in flight
+            found.shard.do_send(Dispatched {
+                holder,
+                chain: cut.chain.clone(),
+                hold,
+            });
+            Sent {
+                chain: cut.chain.clone(),
+                basis: cut.basis,
+            }
         });
         Some(Dispatch {
             shard: found.shard.clone(),
             holder,
-            chain: cut.chain.clone(),
-            basis: cut.basis,
-            fate: Fate::Withdrawn,
+            cuts: cuts.collect(),
+            standing: backend.spec.kv.standing.clone(),
+            served: false,
         })
     }
 
     /// The first byte came: the backend has computed the prompt.
     pub fn served(&mut self) {
-        self.fate = match self.basis {
-            Basis::Tokens => Fate::Served,
-            Basis::Text => Fate::Believed,
-        };
+        self.served = true;
+        self.standing.count_served();
     }
 }
 
 impl Drop for Dispatch {
     fn drop(&mut self) {
-        self.shard.do_send(DispatchEnded {
-            holder: self.holder,
-            chain: self.chain.clone(),
-            fate: self.fate,
-        });
+        for sent in self.cuts.drain(..) {
+            let fate = match (self.served, sent.basis) {
+                (false, _) => Fate::Withdrawn,
+                (true, Basis::Tokens) => Fate::Served,
+                (true, Basis::Text) => Fate::Believed,
+            };
+            self.shard.do_send(DispatchEnded {
+                holder: self.holder,
+                chain: sent.chain,
+                fate,
+            });
+        }
     }
 }

@@ -6,12 +6,14 @@ use super::tokens;
 use super::wiring::BASE_REALM;
 use crate::gateway::Worker;
 use crate::proxy::Call;
+use crate::settings::Tokenizer;
 use actix::Addr;
 use actix_web::rt::time::timeout;
 use actors::backend::Backend;
 use actors::index_shard::{FindOverlap, IndexShard};
 use actors::kv_index::KvIndexHandle;
 use routing::block::{BlockHash, Realm, TEXT_BLOCK_BYTES, TEXT_BLOCK_TOKENS, chain, text_chain};
+use routing::ids::Slot;
 use routing::knowledge::Mode;
 use routing::prefix_index::Run;
 use routing::score::{Basis, Known, PromptOverlap, Reach};
@@ -22,6 +24,9 @@ use std::time::{Duration, Instant};
 const INDEX_DEADLINE: Duration = Duration::from_millis(10);
 /// Blocks of one prompt; a longer one fits no engine, and would push others out of the index.
 const CHAIN_BLOCKS_MAX: usize = 65_536;
+/// Larger bodies are not looked up: reading and hashing them would hold up others on this thread. About a
+/// million tokens of text.
+const BODY_BYTES_MAX: usize = 4 << 20;
 /// Different block sizes of one model's engines that a prompt is cut by.
 const BLOCK_SIZES_MAX: usize = 4;
 
@@ -44,12 +49,15 @@ pub(super) struct Cut {
 }
 
 impl Found {
-    /// The blocks that stand for the prompt at a backend.
-    pub(super) fn chain_at(&self, backend: &Backend, reach: Option<&Reach>) -> Option<&Cut> {
+    /// The blocks that stand for the prompt at a backend: by what is known there, and by its text
+    /// as well, for a next turn whose tokens may come too late.
+    pub(super) fn cuts_at(&self, backend: &Backend, reach: &Reach) -> impl Iterator<Item = &Cut> {
         let size = backend.spec.kv.standing.block_size();
-        let basis = reach.filter(|reach| reach.of_blocks > 0)?.basis;
-        self.chains.iter().find(|cut| {
-            cut.basis == basis && (basis == Basis::Text || size.is_none_or(|s| s == cut.block_size))
+        let known = reach.of_blocks > 0;
+        let by_tokens = reach.basis == Basis::Tokens;
+        self.chains.iter().filter(move |cut| match cut.basis {
+            Basis::Tokens => known && by_tokens && size.is_none_or(|s| s == cut.block_size),
+            Basis::Text => known,
         })
     }
 }
@@ -66,6 +74,9 @@ pub async fn find(call: &Call, worker: &Worker) -> Option<Found> {
 /// Looks a request up; answers why nothing can be known of it, where that is so.
 pub async fn look(call: &Call, worker: &Worker, kv: &KvIndexHandle) -> Result<Found, &'static str> {
     let pool = Pool::of(call, worker)?;
+    if call.body.len() > BODY_BYTES_MAX {
+        return Err("too_long");
+    }
     let view = PromptView::parse(&call.body).ok_or("no_tokens")?;
     let chains = cut(call, &view, worker, &pool).await?;
     let shard = kv.shard.load();
@@ -130,17 +141,25 @@ async fn cut(
             });
         }
     }
-    if pool.guesses && (pool.some_guessed || cuts.is_empty()) {
+    let may_be_late = !matches!(
+        worker
+            .gateway
+            .settings
+            .kv_cache_index
+            .tokenizers
+            .get(&call.model),
+        Some(Tokenizer::Local(_))
+    );
+    if pool.guesses && (pool.some_guessed || cuts.is_empty() || may_be_late) {
         cuts.extend(by_text(call, view));
     }
     cuts.retain(|cut| !cut.chain.is_empty());
-    if cuts.iter().any(|cut| cut.chain.len() > CHAIN_BLOCKS_MAX) {
-        return Err("too_long");
-    }
-    if cuts.is_empty() {
-        Err(missing)
-    } else {
-        Ok(cuts)
+    let all = cuts.len();
+    cuts.retain(|cut| cut.chain.len() <= CHAIN_BLOCKS_MAX);
+    match cuts.len() {
+        0 if all > 0 => Err("too_long"),
+        0 => Err(missing),
+        _ => Ok(cuts),
     }
 }
 
@@ -172,7 +191,8 @@ impl Pool {
     fn of(call: &Call, worker: &Worker) -> Result<Self, &'static str> {
         let snapshot = worker.gateway.directory.load();
         let pool = snapshot.view.pools.get(&call.model).ok_or("no_events")?;
-        if pool.members.len() < 2 {
+        let ranks = |slot: &Slot| snapshot.view.backend(*slot).memories.len();
+        if pool.members.len() < 2 && pool.members.iter().all(|slot| ranks(slot) < 2) {
             return Err("no_choice");
         }
         let members = pool.members.iter().map(|slot| {

@@ -15,16 +15,21 @@ use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use routing::block::{BlockHash, Realm, chain};
 use routing::knowledge::Parity;
 use serde_json::{Map, Value, json};
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::Instant;
 use tracing::{info, warn};
 
-/// Words of the probe prompt: more than one block of any engine.
-const PROBE_WORDS: usize = 1000;
+/// Words of the probe prompt, of two to five tokens each: more than one block of any engine.
+const PROBE_WORDS: usize = 400;
 /// How often streams are looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+/// Before another probe of the same engine, doubled with each bad one in a row up to the second.
+const REPEAT_AFTER: Duration = Duration::from_secs(30);
+const REPEAT_MAX: Duration = Duration::from_secs(600);
 /// What one engine may take for the probe.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long its blocks are waited for after that, and how often they are looked for.
@@ -33,29 +38,82 @@ const EVENTS_INTERVAL: Duration = Duration::from_millis(20);
 /// An answer to the probe.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
-/// Compares every backend that has events, again whenever they were learned anew; runs for ever.
+/// Compares every backend that has events, again whenever they were learned anew; runs for ever. One
+/// probe at a time for each, and not before the pause that the last one asked for.
 pub async fn watch(gateway: Arc<Gateway>, client: Client) {
     let client = Rc::new(client);
-    let mut compared: HashMap<Arc<str>, u64> = HashMap::new();
-    let Some(kv) = &gateway.kv else { return };
+    let mut compared: HashMap<Arc<str>, Rc<Compared>> = HashMap::new();
     loop {
         for (backend, model) in able(&gateway) {
-            let own = kv.sources.iter().filter(|s| s.backend == backend.spec.name);
-            let states: Vec<_> = own.map(|source| source.state.load()).collect();
-            let learned: u64 = states.iter().map(|state| state.resyncs).sum();
-            let open = !states.is_empty() && states.iter().all(|state| state.connected);
-            let name = backend.spec.name.clone();
-            if open && compared.insert(name, learned) != Some(learned) {
-                let probe = Probe {
-                    gateway: gateway.clone(),
-                    client: client.clone(),
-                    backend,
-                    model,
-                };
-                actix_rt::spawn(async move { probe.run().await });
+            let last = compared.entry(backend.spec.name.clone()).or_default();
+            let Some(learned) = learned(&gateway, &backend.spec.name) else {
+                continue;
+            };
+            if !last.is_due(learned) {
+                continue;
             }
+            last.running.set(true);
+            let last = last.clone();
+            let probe = Probe {
+                gateway: gateway.clone(),
+                client: client.clone(),
+                backend,
+                model,
+            };
+            actix_rt::spawn(async move {
+                let parity = probe.run().await;
+                let name = &probe.backend.spec.name;
+                // of what was learned anew meanwhile it says nothing
+                if self::learned(&probe.gateway, name) == Some(learned) {
+                    probe.backend.spec.kv.standing.set_parity(parity);
+                }
+                last.ended(learned, parity);
+            });
         }
         tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+}
+
+/// How often a backend's events were learned anew; none while they are not all taken in as they come:
+/// behind a replay, the probe's own blocks would wait.
+fn learned(gateway: &Gateway, backend: &str) -> Option<u64> {
+    let sources = &gateway.kv.as_ref()?.sources;
+    let own = sources.iter().filter(|source| *source.backend == *backend);
+    let states: Vec<_> = own.map(|source| source.state.load()).collect();
+    let live = !states.is_empty() && states.iter().all(|s| s.connected && s.live);
+    live.then(|| states.iter().map(|state| state.resyncs).sum())
+}
+
+/// What came of the last probe of a backend.
+#[derive(Default)]
+struct Compared {
+    running: Cell<bool>,
+    /// What had been learned by then.
+    learned: Cell<Option<u64>>,
+    /// When the next one may be sent.
+    next: Cell<Option<Instant>>,
+    /// Bad ones in a row.
+    bad: Cell<u32>,
+}
+
+impl Compared {
+    fn is_due(&self, learned: u64) -> bool {
+        let rested = self.next.get().is_none_or(|next| Instant::now() >= next);
+        let news = self.bad.get() > 0 || self.learned.get() != Some(learned);
+        !self.running.get() && rested && news
+    }
+
+    /// A bad one is repeated later: what was wrong may be put right.
+    fn ended(&self, learned: u64, parity: Parity) {
+        let is_bad = matches!(parity, Parity::TokensDiffer | Parity::BlocksDiffer);
+        let bad = if is_bad { self.bad.get() + 1 } else { 0 };
+        let pause = REPEAT_AFTER
+            .saturating_mul(1 << bad.min(10))
+            .min(REPEAT_MAX);
+        self.bad.set(bad);
+        self.learned.set(Some(learned));
+        self.next.set(Some(Instant::now() + pause));
+        self.running.set(false);
     }
 }
 
@@ -82,32 +140,35 @@ struct Probe {
 type Unclear = &'static str;
 
 impl Probe {
-    async fn run(self) {
-        let name = &self.backend.spec.name;
-        let parity = match tokio::time::timeout(ANSWER_TIMEOUT, self.compare()).await {
-            Ok(Ok(parity)) => parity,
-            Ok(Err(why)) => {
-                info!(backend = %name, why, "probe prompt could not be compared");
-                Parity::Unknown
-            }
-            Err(_) => {
-                info!(backend = %name, why = "no answer in time", "probe prompt could not be compared");
-                Parity::Unknown
-            }
-        };
-        self.backend.spec.kv.standing.set_parity(parity);
+    async fn run(&self) -> Parity {
+        let mut parity = self.try_once().await;
+        if parity == Parity::BlocksDiffer {
+            parity = self.try_once().await; // events may have been late
+        }
+        let (backend, model) = (&self.backend.spec.name, &self.model);
         match parity {
             Parity::Unknown => {}
             Parity::Holds => {
-                info!(backend = %name, "probe prompt has the expected tokens and blocks")
+                info!(%backend, "probe prompt has the expected tokens and blocks");
             }
             Parity::TokensDiffer => {
-                warn!(backend = %name, model = %self.model, "the engine makes other tokens of the probe prompt than the tokenizer that is configured for its model: its events are not used")
+                warn!(%backend, %model, "the engine makes other tokens of the probe prompt than the tokenizer that is configured for its model: its events are not used");
             }
             Parity::BlocksDiffer => {
-                warn!(backend = %name, model = %self.model, "the engine's events do not have the blocks of the probe prompt that it computed: its events are not used")
+                warn!(%backend, %model, "the engine's events do not have the blocks of the probe prompt that it computed: its events are not used");
             }
         }
+        parity
+    }
+
+    async fn try_once(&self) -> Parity {
+        let compared = tokio::time::timeout(ANSWER_TIMEOUT, self.compare()).await;
+        compared
+            .unwrap_or(Err("no answer in time"))
+            .unwrap_or_else(|why| {
+                info!(backend = %self.backend.spec.name, why, "probe prompt could not be compared");
+                Parity::Unknown
+            })
     }
 
     async fn compare(&self) -> Result<Parity, Unclear> {
@@ -190,7 +251,7 @@ impl Probe {
     /// with a block may be computed anew.
     async fn announced(&self, tokens: &[u32], before: Option<u64>) -> Result<Parity, Unclear> {
         let kv = self.gateway.kv.as_ref().ok_or("the index is off")?;
-        let until = tokio::time::Instant::now() + EVENTS_TIMEOUT;
+        let until = Instant::now() + EVENTS_TIMEOUT;
         loop {
             let block_size = self.backend.spec.kv.standing.block_size();
             if let Some(block_size) = block_size
@@ -198,7 +259,7 @@ impl Probe {
             {
                 return Ok(Parity::Holds);
             }
-            if tokio::time::Instant::now() >= until {
+            if Instant::now() >= until {
                 return match block_size {
                     Some(_) if self.last_seq() > before => Ok(Parity::BlocksDiffer),
                     _ => Err("it announced nothing"),

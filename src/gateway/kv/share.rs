@@ -6,13 +6,15 @@ use crate::settings::Settings;
 use actors::kv_index::KvIndexSettings;
 use actors::kv_share::{
     LEASE_LAPSES, LOAD_LAPSES, Load, SNAPSHOT_LAPSES, ShareSettings, SharedStore, SharedStream,
-    SharedTransport, Stored,
+    SharedTransport,
 };
 use deadpool_redis::redis::{Pipeline, pipe};
 use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
+use routing::cache_key::short_digest;
 use routing::event_stream::Recovery;
 use serde_json::{Value, json};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -44,7 +46,9 @@ pub fn wire(settings: &Settings, index: &mut KvIndexSettings) -> Result<ShareSet
         let rank = source
             .rank
             .map_or_else(String::new, |rank| format!("/{rank}"));
-        let name: Rc<str> = format!("{}{rank}", source.backend).into();
+        let engine = engine(settings, &source.backend);
+        let name: Rc<str> = format!("{}{rank}-{engine}", source.backend).into();
+        let led = Rc::new(Cell::new(false));
         let own = source
             .memories
             .iter()
@@ -53,14 +57,30 @@ pub fn wire(settings: &Settings, index: &mut KvIndexSettings) -> Result<ShareSet
             name: name.clone(),
             holder: own.expect("a stream has a memory").holder,
             standing: source.standing.clone(),
+            state: source.state.clone(),
+            led: led.clone(),
         });
         source.transport = Rc::new(SharedTransport {
             inner: source.transport.clone(),
             store: store.clone(),
             stream: name,
+            led,
+            misled: Rc::default(),
         });
     }
     Ok(ShareSettings { store, streams })
+}
+
+/// Tells engines apart that have the same name in the settings of different gateways.
+fn engine(settings: &Settings, backend: &str) -> String {
+    let mut sources = settings.kv_cache_index.event_sources.iter();
+    let source = sources.find(|source| source.backend_name == *backend);
+    let mut backends = settings.backends.iter();
+    let models = backends
+        .find(|spec| *spec.name == *backend)
+        .map(|spec| &spec.models);
+    let endpoint = source.map(|source| &source.endpoint);
+    short_digest(&format!("{endpoint:?} {models:?}"))
 }
 
 struct RedisStore {
@@ -71,11 +91,11 @@ struct RedisStore {
 
 impl RedisStore {
     fn snapshot_key(&self, stream: &str) -> String {
-        self.redis.key(&format!("kv:snapshot:{stream}"))
+        self.redis.kv_key(&format!("snapshot:{stream}"))
     }
 
     fn load_key(&self, gateway: &str) -> String {
-        self.redis.key(&format!("kv:load:{gateway}"))
+        self.redis.kv_key(&format!("load:{gateway}"))
     }
 }
 
@@ -90,25 +110,33 @@ fn commands(build: impl FnOnce(&mut Pipeline)) -> Pipeline {
 }
 
 impl SharedStore for RedisStore {
-    fn load(&self, stream: &str) -> LocalBoxFuture<'static, Result<Option<Stored>, String>> {
+    fn load(&self, stream: &str) -> LocalBoxFuture<'static, Result<Option<Vec<u8>>, String>> {
         let (redis, key) = (self.redis.clone(), self.snapshot_key(stream));
         async move {
             let ask = commands(|c| {
-                c.get(&key);
-                c.pttl(&key);
+                c.get(key);
             });
-            let (bytes, left): (Option<Vec<u8>>, i64) = redis.run(ask).await?;
-            let left = Duration::from_millis(u64::try_from(left).unwrap_or(0));
-            Ok(bytes.map(|bytes| Stored {
-                bytes,
-                age: SNAPSHOT_LAPSES.saturating_sub(left),
-            }))
+            let (bytes,) = redis.run(ask).await?;
+            Ok(bytes)
+        }
+        .boxed_local()
+    }
+
+    fn age(&self, stream: &str) -> LocalBoxFuture<'static, Result<Option<Duration>, String>> {
+        let (redis, key) = (self.redis.clone(), self.snapshot_key(stream));
+        async move {
+            let ask = commands(|c| {
+                c.pttl(key);
+            });
+            let (left,): (i64,) = redis.run(ask).await?;
+            let left = u64::try_from(left).ok().map(Duration::from_millis); // negative: gone
+            Ok(left.map(|left| SNAPSHOT_LAPSES.saturating_sub(left)))
         }
         .boxed_local()
     }
 
     fn lead(&self, stream: &str) -> LocalBoxFuture<'static, Result<bool, String>> {
-        let key = self.redis.key(&format!("kv:leader:{stream}"));
+        let key = self.redis.kv_key(&format!("leader:{stream}"));
         let (redis, me) = (self.redis.clone(), self.me.clone());
         async move {
             let mut commands = pipe();
@@ -132,20 +160,20 @@ impl SharedStore for RedisStore {
         .boxed_local()
     }
 
-    fn keep(&self, stream: &str) -> LocalBoxFuture<'static, Result<(), String>> {
+    fn keep(&self, stream: &str) -> LocalBoxFuture<'static, Result<bool, String>> {
         let (redis, key) = (self.redis.clone(), self.snapshot_key(stream));
         async move {
             let keep = commands(|c| {
                 c.pexpire(key, millis(SNAPSHOT_LAPSES) as i64);
             });
-            let (_there,): (bool,) = redis.run(keep).await?;
-            Ok(())
+            let (there,) = redis.run(keep).await?;
+            Ok(there)
         }
         .boxed_local()
     }
 
     fn exchange(&self, mine: Vec<Load>) -> LocalBoxFuture<'static, Result<Vec<Load>, String>> {
-        let (all, own) = (self.redis.key("kv:gateways"), self.load_key(&self.me));
+        let (all, own) = (self.redis.kv_key("gateways"), self.load_key(&self.me));
         let (redis, me) = (self.redis.clone(), self.me.clone());
         let prefix = self.load_key("");
         async move {

@@ -17,6 +17,9 @@ use tracing::debug;
 /// A request waits no longer than this for its tokens; they are cached when they come later.
 const TOKENIZE_BUDGET: Duration = Duration::from_millis(20);
 
+/// Larger bodies are not encoded here: they would hold an encoding thread too long.
+const TEXT_BYTES_MAX: usize = 2 << 20;
+
 /// The tokens of a request, as far as they can be had in time; else why not, as a label.
 pub(super) async fn of(
     call: &Call,
@@ -48,26 +51,22 @@ pub(super) async fn of(
 async fn local(call: &Call, worker: &Worker) -> Result<Arc<[u32]>, &'static str> {
     let encoder = worker.gateway.encoders.get(&call.model);
     let encoder = encoder.cloned().ok_or("no_tokens")?;
+    if call.body.len() > TEXT_BYTES_MAX {
+        return Err("no_tokens");
+    }
     let (body, route) = (call.body.clone(), call.route);
     let threads = worker.gateway.encoding.clone();
-    let encoding = async move {
-        let thread = threads.acquire_owned().await;
-        let encoding = tokio::task::spawn_blocking(move || {
-            let tokens = encode(&encoder, &body, route);
-            drop(thread);
-            tokens
-        });
-        encoding.await
-    };
+    // a task of its own: what has begun is kept for the next turn, also when nobody waits any more
+    let encoding = threads.run(move || encode(&encoder, &body, route));
     let encoded = tokio::time::timeout(TOKENIZE_BUDGET, encoding).await;
     match encoded.map_err(|_| "late_tokens")? {
-        Ok(Ok(Some(tokens))) => Ok(tokens.into()),
-        Ok(Ok(None)) => Err("no_tokens"),
-        Ok(Err(error)) => {
+        Some(Ok(Some(tokens))) => Ok(tokens.into()),
+        Some(Ok(None)) => Err("no_tokens"),
+        Some(Err(error)) => {
             debug!(model = %call.model, %error, "a prompt has no tokens here");
             Err("encode_failed")
         }
-        Err(_) => Err("encode_failed"),
+        None => Err("encode_failed"),
     }
 }
 

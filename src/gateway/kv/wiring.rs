@@ -5,6 +5,8 @@ use crate::upstream::{Client, events};
 use actors::backend::{BackendSpec, KvSeat, Standing};
 use actors::index_shard::SourceSpec;
 use actors::kv_index::{KvIndexSettings, Member, SourceSettings};
+use actors::kv_subscriber::StreamState;
+use actors::support::published::Published;
 use routing::prefix_index::{HolderId, Limits};
 use routing::score::Weights;
 use routing::view::{Memory, Role};
@@ -130,6 +132,7 @@ pub fn wire(settings: &mut Settings, client: &Client) -> Option<KvIndexSettings>
                 memories: backend.kv.memories.clone(),
                 rank,
                 standing: backend.kv.standing.clone(),
+                state: Published::new(StreamState::default()),
                 spec: SourceSpec {
                     model: BASE_REALM.into(),
                     writes: writes.filter(|a| a.writes).map(|a| a.namespace),

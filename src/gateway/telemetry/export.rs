@@ -123,6 +123,10 @@ fn kv_index(kv: &KvIndexHandle) {
     let gauges = kv.gauges.load();
     gauge!(names::KV_ENTRIES).set(gauges.entries as f64);
     gauge!(names::KV_BLOCKS).set(gauges.blocks as f64);
+    gauge!(names::KV_BYTES).set(gauges.bytes as f64);
+    for (why, count) in ["expired", "crowded_out"].into_iter().zip(gauges.evicted) {
+        counter!(names::KV_EVICTED, "why" => why).absolute(count);
+    }
     gauge!(names::KV_FRUITLESS).set(kv.fruitless.load(Relaxed) as f64);
     counter!(names::KV_APPLIED).absolute(gauges.applied);
     counter!(names::KV_UNKNOWN).absolute(gauges.unknown);
@@ -162,6 +166,8 @@ fn stream(source: &SourceHandle) {
     gauge!(names::KV_CONNECTED, "backend" => name(), "rank" => rank())
         .set(f64::from(state.connected));
     gauge!(names::KV_LAST_EVENT, "backend" => name(), "rank" => rank()).set(state.last_ts);
+    gauge!(names::KV_LAG, "backend" => name(), "rank" => rank()).set(state.lag);
+    counter!(names::KV_REPLAYS, "backend" => name(), "rank" => rank()).absolute(state.replays);
     counter!(names::KV_RESYNCS, "backend" => name(), "rank" => rank()).absolute(state.resyncs);
     let tally = state.tally;
     for (kind, count) in [

@@ -76,11 +76,15 @@ metrics! {
     KV_FRUITLESS = Gauge "tidegate_kv_fruitless_lookups" [], "Lookups by tokens in a row that found nothing anywhere.";
     KV_ENTRIES = Gauge "tidegate_kv_index_entries" [], "Pairs of block and holder in the KV index.";
     KV_BLOCKS = Gauge "tidegate_kv_index_blocks" [], "Different blocks in the KV index.";
+    KV_BYTES = Gauge "tidegate_kv_index_bytes" [], "Memory that the KV index takes.";
+    KV_EVICTED = Counter "tidegate_kv_index_evictions_total" ["why"], "Pairs of block and holder that went by themselves.";
     KV_APPLIED = Counter "tidegate_kv_blocks_applied_total" [], "Blocks that engines stored or removed.";
     KV_UNKNOWN = Counter "tidegate_kv_blocks_unknown_total" [], "Blocks of which the parent, or the block itself, was not known.";
     KV_ODD = Counter "tidegate_kv_events_odd_total" ["why"], "Events that were of no use.";
     KV_CONNECTED = Gauge "tidegate_kv_stream_connected" ["backend", "rank"], "Whether the backend's event stream is open.";
     KV_LAST_EVENT = Gauge "tidegate_kv_stream_last_event_seconds" ["backend", "rank"], "When the backend made its last event, in Unix time.";
+    KV_LAG = Gauge "tidegate_kv_stream_lag_seconds" ["backend", "rank"], "How long after the backend made it its last event was taken in, by both clocks.";
+    KV_REPLAYS = Counter "tidegate_kv_stream_replays_total" ["backend", "rank"], "Replays that the backend was asked for.";
     KV_GAPS = Counter "tidegate_kv_stream_gaps_total" ["backend", "kind", "rank"], "Breaks in the backend's event stream.";
     PROMPT_TOKENS = Counter "tidegate_prompt_tokens_total" ["model"], "Prompt tokens, cached ones included.";
     COMPLETION_TOKENS = Counter "tidegate_completion_tokens_total" ["model"], "Generated tokens.";

@@ -57,7 +57,7 @@ impl Prediction {
             Some(cached) => usage.prompt_tokens.saturating_sub(cached),
             None => self.reach.uncached,
         };
-        let computed = prompt + usage.completion_tokens.unwrap_or(0);
+        let computed = prompt.saturating_add(usage.completion_tokens.unwrap_or(0));
         let more = i128::from(computed) - i128::from(self.reach.uncached);
         self.backend.live.add_work(i64::try_from(more).unwrap_or(0));
     }

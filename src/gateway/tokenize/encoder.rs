@@ -1,6 +1,7 @@
 //! One model's encoder: text or chat in, the engine's tokens out.
 
 use super::boundaries::Boundaries;
+use super::engine::Engine;
 use super::segments::Segments;
 use super::template::{Chat, Template};
 use serde_json::Value as Json;
@@ -19,7 +20,7 @@ pub enum EncodeError {
     File(PathBuf, String),
     /// The encoder refuses the text.
     #[error("encode: {0}")]
-    Encode(tokenizers::Error),
+    Encode(String),
     /// The template refuses the chat.
     #[error("render the chat template: {0}")]
     Render(#[from] minijinja::Error),
@@ -27,7 +28,7 @@ pub enum EncodeError {
 
 /// See the module. Shared by all threads.
 pub struct Encoder {
-    bpe: Tokenizer,
+    engine: Engine,
     template: Option<Template>,
     boundaries: Boundaries,
     segments: Segments,
@@ -49,23 +50,19 @@ impl Encoder {
             path.to_owned()
         };
         let bytes = std::fs::read(&file).map_err(|e| EncodeError::Read(file.clone(), e))?;
-        let unusable = |e: tokenizers::Error| EncodeError::File(file.clone(), e.to_string());
-        let mut bpe = Tokenizer::from_bytes(bytes).map_err(unusable)?;
+        let unusable = |why: String| EncodeError::File(file.clone(), why);
+        let mut bpe = Tokenizer::from_bytes(&bytes).map_err(|e| unusable(e.to_string()))?;
         // prompts are never cut or filled up
-        bpe.with_padding(None)
-            .with_truncation(None)
-            .map_err(unusable)?;
+        let whole = bpe.with_padding(None).with_truncation(None);
+        whole.map_err(|e| unusable(e.to_string()))?;
         let template = template(file.parent().unwrap_or(Path::new(".")))?;
-        Self::new(bpe, template).map_err(unusable)
-    }
-
-    fn new(bpe: Tokenizer, template: Option<Template>) -> Result<Self, tokenizers::Error> {
+        let around = around(&bpe).map_err(|e| unusable(e.to_string()))?;
         Ok(Encoder {
-            around: around(&bpe)?,
             boundaries: Boundaries::of(&bpe),
+            engine: Engine::new(bpe, &bytes, &file),
             segments: Segments::new(),
-            bpe,
             template,
+            around,
         })
     }
 
@@ -84,10 +81,9 @@ impl Encoder {
         };
         let mut tokens = around(before);
         for piece in self.boundaries.pieces(text) {
-            let encoded = self.segments.tokens(piece, |piece| {
-                let encoding = self.bpe.encode_fast(piece, false);
-                encoding.map(|e| e.get_ids().into())
-            });
+            let encoded = self
+                .segments
+                .tokens(piece, |piece| self.engine.encode(piece));
             tokens.extend_from_slice(&encoded.map_err(EncodeError::Encode)?);
         }
         tokens.extend(around(behind));

@@ -19,21 +19,24 @@ fn directories() -> Vec<PathBuf> {
     all
 }
 
-fn encoders() -> &'static [Encoder] {
-    static LOADED: OnceLock<Vec<Encoder>> = OnceLock::new();
+/// An encoder, and what engines encode with.
+type Pair = (Encoder, Tokenizer);
+
+fn encoders() -> &'static [Pair] {
+    static LOADED: OnceLock<Vec<Pair>> = OnceLock::new();
     LOADED.get_or_init(|| {
-        let load = |path: PathBuf| Encoder::load(&path).unwrap_or_else(|e| panic!("{e}"));
+        let load = |path: PathBuf| {
+            let encoder = Encoder::load(&path).unwrap_or_else(|e| panic!("{e}"));
+            let engines = Tokenizer::from_file(path.join("tokenizer.json")).unwrap();
+            (encoder, engines)
+        };
         directories().into_iter().map(load).collect()
     })
 }
 
-fn whole(encoder: &Encoder, text: &str, special: bool) -> Vec<u32> {
-    encoder
-        .bpe
-        .encode_fast(text, special)
-        .unwrap()
-        .get_ids()
-        .to_vec()
+fn whole(engines: &Tokenizer, text: &str, special: bool) -> Vec<u32> {
+    let encoding = engines.encode_fast(text, special).unwrap();
+    encoding.get_ids().to_vec()
 }
 
 /// What prompts are made of: words, blanks, letters of all kinds, and special tokens, whole and
@@ -68,8 +71,8 @@ proptest! {
 
     #[test]
     fn pieces_encode_to_what_the_whole_text_does(text in text(), special: bool) {
-        for encoder in encoders() {
-            let expected = whole(encoder, &text, special);
+        for (encoder, engines) in encoders() {
+            let expected = whole(engines, &text, special);
             prop_assert_eq!(&encoder.text(&text, special).unwrap(), &expected, "new pieces of {:?}", text);
             prop_assert_eq!(&encoder.text(&text, special).unwrap(), &expected, "kept pieces of {:?}", text);
             let pieces = encoder.boundaries.pieces(&text);
@@ -90,7 +93,7 @@ fn chat(turns: usize) -> serde_json::Map<String, Json> {
 
 #[test]
 fn a_conversations_next_turn_encodes_only_its_new_text() {
-    for encoder in encoders() {
+    for (encoder, engines) in encoders() {
         let first = encoder.chat(&chat(5)).unwrap().unwrap();
         let text = |turns| {
             let body = chat(turns);
@@ -107,9 +110,9 @@ fn a_conversations_next_turn_encodes_only_its_new_text() {
                 .unwrap()
                 .unwrap()
         };
-        assert_eq!(first, whole(encoder, &text(5), false));
+        assert_eq!(first, whole(engines, &text(5), false));
         let next = encoder.chat(&chat(7)).unwrap().unwrap();
-        assert_eq!(next, whole(encoder, &text(7), false));
+        assert_eq!(next, whole(engines, &text(7), false));
         let later = text(9);
         let mut new_bytes = 0;
         for piece in encoder.boundaries.pieces(&later) {
@@ -126,7 +129,7 @@ fn a_conversations_next_turn_encodes_only_its_new_text() {
 
 #[test]
 fn what_has_no_one_text_here_has_no_tokens_here() {
-    let encoder = &encoders()[0];
+    let (encoder, _) = &encoders()[0];
     let image = json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]});
     let open = json!({"messages": [{"role": "assistant", "content": "x"}], "continue_final_message": true});
     for body in [image, open, json!({"prompt": "x"})] {
@@ -140,4 +143,21 @@ fn files_that_are_missing_or_wrong_are_named() {
     assert!(fails("/nowhere").starts_with("cannot read /nowhere: "));
     let here = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
     assert!(fails(here).contains("Cargo.toml is not usable: "));
+}
+
+#[test]
+fn the_fast_encoder_serves_these_vocabularies() {
+    for (encoder, _) in encoders() {
+        assert!(matches!(encoder.engine, Engine::Fast(_)));
+    }
+}
+
+#[test]
+fn a_vocabulary_that_the_fast_encoder_cannot_read_is_encoded_all_the_same() {
+    let file = directories()[0].join("tokenizer.json");
+    let plain = Tokenizer::from_file(&file).unwrap();
+    let expected = whole(&plain, "The tide", false);
+    let engine = Engine::new(plain, b"{}", &file);
+    assert!(matches!(engine, Engine::Plain(_)));
+    assert_eq!(engine.encode("The tide").unwrap()[..], expected);
 }

@@ -3,11 +3,14 @@
 
 mod boundaries;
 mod encoder;
+mod engine;
 mod pyjson;
 mod segments;
 mod template;
+mod threads;
 
 pub use encoder::{EncodeError, Encoder};
+pub use threads::EncodingThreads;
 
 use crate::settings::{Settings, Tokenizer};
 use std::collections::HashMap;

@@ -135,6 +135,11 @@ impl Blocks {
         (!next.is_head()).then_some(place + 1)
     }
 
+    /// Memory that they take.
+    pub(super) fn bytes(&self) -> usize {
+        self.slab.bytes() + self.heads.bytes()
+    }
+
     /// Every block by its hash. Takes as long as there are blocks.
     pub(super) fn by_hash(&self) -> HashMap<BlockHash, Place> {
         let places = 0..self.slab.len() as Place;

@@ -106,6 +106,23 @@ impl Ledger {
         }
     }
 
+    /// What is only assumed to be there is void. Nothing leads to it but a walk.
+    pub(super) fn forget_assumed(&mut self, holder: HolderNumber) {
+        if self.holders[holder].holdings == self.holders[holder].names.len() {
+            return;
+        }
+        for place in (0..self.holdings.len() as Place).rev() {
+            let Some(holding) = self.holdings.get(place) else {
+                continue;
+            };
+            let tiers = holding.tiers();
+            if holding.holder() == holder && tiers != tiers.without(Tier::Assumed) {
+                self.set_tiers(place, tiers.without(Tier::Assumed));
+                self.drop_if_void(place);
+            }
+        }
+    }
+
     /// A holder has a block; `before` is its record of the block before in the chain, if any.
     pub(super) fn put_behind(
         &mut self,

@@ -82,6 +82,11 @@ impl Holders {
         Some(number)
     }
 
+    /// Memory that the way from engines' hashes takes.
+    pub(super) fn bytes(&self) -> usize {
+        self.holders.iter().map(|holder| holder.names.bytes()).sum()
+    }
+
     /// Forgets what an engine calls its blocks; answers the records that had names.
     pub(super) fn forget_names(&mut self, number: HolderNumber) -> Vec<Place> {
         let names = std::mem::take(&mut self[number].names);

@@ -37,6 +37,11 @@ impl Ledger {
         self.held_blocks
     }
 
+    /// Memory that it takes, sets of holders left out: they are few.
+    pub(super) fn bytes(&self) -> usize {
+        self.blocks.bytes() + self.holdings.bytes() + self.holders.bytes()
+    }
+
     /// Whether another record finds room, whatever the limits say.
     pub(super) fn is_full(&self) -> bool {
         self.holdings.live() >= RECORDS_MAX

@@ -45,6 +45,17 @@ fn batch(hashes: &[u64], from: usize) -> &[u64] {
     &hashes[from..hashes.len().min(from + WARMED)]
 }
 
+/// So much of a prompt counts as held where it was sent: 128,000 tokens in blocks of 16. More of it takes
+/// a turn too long, and may be refused by the engine.
+const HOPED_BLOCKS_MAX: usize = 8192;
+
+fn hoped(chain: &Arc<[BlockHash]>) -> Arc<[BlockHash]> {
+    if chain.len() <= HOPED_BLOCKS_MAX {
+        return chain.clone();
+    }
+    chain[..HOPED_BLOCKS_MAX].into()
+}
+
 /// Blocks of dispatches whose time is over that one sweep ends, for each block of its budget.
 const DUE_PER_BUDGET: usize = 20;
 
@@ -54,6 +65,16 @@ pub struct PrefixIndex {
     limits: Limits,
     ledger: Ledger,
     speculations: Speculations,
+    evicted: Evicted,
+}
+
+/// Pairs of block and holder that went by themselves.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Evicted {
+    /// Not used for too long.
+    pub expired: u64,
+    /// To make room for others.
+    pub crowded_out: u64,
 }
 
 impl PrefixIndex {
@@ -67,6 +88,7 @@ impl PrefixIndex {
             },
             ledger: Ledger::default(),
             speculations: Speculations::default(),
+            evicted: Evicted::default(),
         }
     }
 
@@ -83,6 +105,16 @@ impl PrefixIndex {
     /// Different blocks.
     pub fn blocks(&self) -> usize {
         self.ledger.held_blocks()
+    }
+
+    /// Memory that blocks and records take, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.ledger.bytes()
+    }
+
+    /// What went by itself so far.
+    pub fn evicted(&self) -> Evicted {
+        self.evicted
     }
 
     /// An engine stored blocks.
@@ -201,6 +233,13 @@ impl PrefixIndex {
         }
     }
 
+    /// What is only assumed of a holder is void: its memory was cleared, or is another one now.
+    pub fn forget_assumed(&mut self, holder: HolderId) {
+        if let Some(number) = self.ledger.holders.find(holder) {
+            self.ledger.forget_assumed(number);
+        }
+    }
+
     /// A namespace has what an engine calls so: the engine announced an offload.
     pub fn put_named(
         &mut self,
@@ -256,6 +295,14 @@ impl PrefixIndex {
         }
     }
 
+    /// A prompt was served by a holder that announces nothing: its blocks are assumed to be there.
+    pub fn believe(&mut self, holder: HolderId, chain: &Arc<[BlockHash]>, now: Seconds) {
+        let chain = hoped(chain);
+        if self.reserve(chain.len(), now) {
+            self.put_stored(holder, (&chain, 0), Tier::Assumed, now);
+        }
+    }
+
     /// A prompt was sent to a holder: until `until` it counts as held there, so that a burst of
     /// one new prefix stays together before the first event comes.
     pub fn speculate(
@@ -264,6 +311,10 @@ impl PrefixIndex {
         chain: &Arc<[BlockHash]>,
         (now, until): (Seconds, Seconds),
     ) {
+        let chain = &hoped(chain);
+        if !self.reserve(chain.len(), now) {
+            return;
+        }
         self.speculations.dispatched(Due {
             until,
             holder,
@@ -316,7 +367,26 @@ impl PrefixIndex {
             });
             ended += due.chain.len().max(1);
         }
-        self.ledger.sweep(now, self.limits.ttl, budget);
+        self.evicted.expired += self.ledger.sweep(now, self.limits.ttl, budget);
+    }
+
+    /// Makes room for so many blocks that nobody announced, by what is not announced either; false if
+    /// that is not enough. Clients must not push out what engines said once.
+    fn reserve(&mut self, blocks: usize, now: Seconds) -> bool {
+        while self.ledger.entries() + blocks > self.limits.max_entries {
+            let Some(place) = self.ledger.victim(now, self.limits.ttl) else {
+                return false;
+            };
+            let holding = &self.ledger.holdings[place];
+            let fresh = now.saturating_sub(holding.touched) < self.limits.ttl;
+            if fresh && holding.tiers().best() > Some(Tier::Assumed) {
+                return false;
+            }
+            self.speculations.forget(self.ledger.key(place));
+            self.ledger.take_all(place);
+            self.evicted.crowded_out += 1;
+        }
+        true
     }
 
     fn make_room(&mut self, now: Seconds) {
@@ -326,6 +396,7 @@ impl PrefixIndex {
             };
             self.speculations.forget(self.ledger.key(place));
             self.ledger.take_all(place);
+            self.evicted.crowded_out += 1;
         }
     }
 }

@@ -16,16 +16,20 @@ const TAIL_STEPS_MAX: usize = 64;
 type Rank = (bool, Option<Tier>, Seconds);
 
 impl Ledger {
-    /// Moves the hand by `budget` records and drops what has expired. Engines' names stay.
-    pub(super) fn sweep(&mut self, now: Seconds, ttl: Seconds, budget: usize) {
+    /// Moves the hand by `budget` records and drops what has expired; answers how many. Engines'
+    /// names stay.
+    pub(super) fn sweep(&mut self, now: Seconds, ttl: Seconds, budget: usize) -> u64 {
+        let mut expired = 0;
         for _ in 0..budget.min(self.holdings.len()) {
             let Some((place, holding)) = self.next_place() else {
                 continue;
             };
             if now.saturating_sub(holding.touched) >= ttl {
                 self.take_all(place);
+                expired += 1;
             }
         }
+        expired
     }
 
     /// Who makes room: the least of some records under the hand, and of its chain, as far as that

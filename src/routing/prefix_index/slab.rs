@@ -76,6 +76,12 @@ impl<T: Copy> Slab<T> {
         self.live
     }
 
+    /// Memory that it takes.
+    pub(super) fn bytes(&self) -> usize {
+        let bits = self.free.capacity() + self.free_words.capacity();
+        self.places.capacity() * size_of::<T>() + bits * size_of::<u64>()
+    }
+
     /// All places in order, whatever a free one still shows.
     pub(super) fn as_slice(&self) -> &[T] {
         &self.places

@@ -95,6 +95,12 @@ pub(super) fn spread(hash: u64) -> u64 {
 }
 
 impl Table {
+    /// Memory that it takes.
+    pub(super) fn bytes(&self) -> usize {
+        self.rows.capacity() * size_of::<Row>()
+    }
+
+    /// Entries.
     pub(super) fn len(&self) -> usize {
         self.len
     }

@@ -334,6 +334,41 @@ fn engine_hash(holder: u32, own: BlockHash) -> u64 {
     own.0.rotate_left(holder) ^ u64::from(holder)
 }
 
+#[test]
+fn what_nobody_announced_makes_no_room_by_what_an_engine_did_and_goes_when_it_starts_anew() {
+    let limits = Limits {
+        max_entries: 6,
+        ttl: 100,
+    };
+    let mut index = PrefixIndex::new(limits);
+    let announced = [1, 2, 3, 4, 5, 6, 7, 8];
+    index.store(ENGINE, &run(&[1, 2, 3, 4], None, &announced), 0);
+    let hoped = |seed: u32| -> Arc<[BlockHash]> {
+        let tokens: Vec<u32> = (0..8).map(|i| seed + i).collect();
+        chain(&REALM, &tokens).into()
+    };
+    index.speculate(OTHER, &hoped(100), (0, 10));
+    assert_eq!(index.entries(), 4, "four more do not fit");
+    let short: Arc<[BlockHash]> = hoped(200)[..2].into();
+    index.believe(OTHER, &short, 0);
+    assert_eq!(index.entries(), 6);
+    let other: Arc<[BlockHash]> = hoped(300)[..2].into();
+    index.believe(OTHER, &other, 1);
+    assert_eq!(
+        (index.entries(), covered(&index, ENGINE, &announced)),
+        (6, 4)
+    );
+    assert!(index.find_overlap(&short).is_empty(), "it made room");
+    index.forget(OTHER);
+    assert_eq!(index.entries(), 6);
+    index.forget_assumed(OTHER);
+    assert_eq!(
+        (index.entries(), covered(&index, ENGINE, &announced)),
+        (4, 4)
+    );
+    index.ledger.assert_consistent();
+}
+
 fn apply(index: &mut PrefixIndex, prompts: &[Vec<u32>], op: &Op) {
     match *op {
         Op::Store {

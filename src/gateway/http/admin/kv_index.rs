@@ -21,6 +21,7 @@ pub(super) fn show(gateway: &Gateway) -> HttpResponse {
             "entries": gauges.entries,
             "max_entries": index.max_entries,
             "blocks": gauges.blocks,
+            "bytes": gauges.bytes,
             "blocks_applied": gauges.applied,
             "blocks_unknown": gauges.unknown,
         },

@@ -11,6 +11,15 @@ use actix_web::{HttpRequest, HttpResponse};
 use actors::backend::Secret;
 use std::net::IpAddr;
 
+/// What proxies add to requests that they pass on.
+const PROXIED: [&str; 5] = [
+    "forwarded",
+    "via",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-real-ip",
+];
+
 /// Registers the paths.
 pub fn configure(config: &mut ServiceConfig) {
     config.service(read("/admin/kv-index", kv_index_path));
@@ -36,6 +45,11 @@ fn admit(request: &HttpRequest) -> Result<(), Refusal> {
     let header = |name: &str| request.headers().get(name).map(|value| value.as_bytes());
     let bearer = header("authorization").and_then(|value| value.strip_prefix(b"Bearer "));
     let peer = request.peer_addr().map(|peer| peer.ip());
+    // passed on by a proxy on this machine: whoever sent it may be anywhere
+    let passed_on = PROXIED
+        .iter()
+        .any(|name| request.headers().contains_key(*name));
+    let peer = peer.filter(|_| !passed_on);
     let worker = worker(request);
     let token = worker.gateway.settings.admin.token.as_ref();
     may_ask(token, bearer.or_else(|| header("x-api-key")), peer)

@@ -42,7 +42,7 @@ pub enum Tokenizer {
     Backend,
     /// A `tokenizer.json`, or the directory where it stands with its chat template.
     Local(PathBuf),
-    /// Nowhere: only prompts that come as token ids are looked up.
+    /// Nowhere: prompts go by their text.
     None,
 }
 
@@ -232,7 +232,7 @@ fn of_rank(endpoint: &str, rank: u32) -> Option<String> {
 }
 
 fn tokenizers(s: &Section<'_>) -> BTreeMap<Arc<str>, Tokenizer> {
-    let given = s.map("tokenizers", "Where the tokens of a model's prompts come from, by model: the path of its tokenizer.json (or of the directory with it and its chat template), backend (its /tokenize is asked; the default), or none.");
+    let given = s.map("tokenizers", "Where the tokens of a model's prompts come from, by model: the path of its tokenizer.json (or of the directory with it and its chat template), backend (its /tokenize is asked; the default), or none (prompts go by their text).");
     let tokenizer = |value: &str| match value {
         "backend" => Tokenizer::Backend,
         "none" => Tokenizer::None,

@@ -190,7 +190,8 @@ async fn a_request_dropped_while_it_is_looked_up_leaves_nothing_behind_either() 
     // the index holds the one announced block, and nothing that was only dispatched: withdrawn,
     // or, where it was served, until its time is over
     let entries = kv.gauges.load().entries;
-    assert!(entries <= 1 + 100, "{entries} entries");
+    let by_text = 2040 / 512; // the same prompt once more, for turns whose tokens come too late
+    assert!(entries <= 1 + 100 + by_text, "{entries} entries");
 }
 
 async fn read(answer: ServiceResponse<impl MessageBody>, waits: &mut Waits) -> Step<String> {

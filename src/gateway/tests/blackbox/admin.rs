@@ -34,6 +34,24 @@ fn the_token_opens_admin_and_its_absence_closes_it() {
 }
 
 #[test]
+fn what_a_proxy_on_this_machine_passes_on_is_not_from_this_machine() {
+    let [a, b] = engines();
+    let gateway = Gateway::start(&[("a", &a), ("b", &b)], GUESSING);
+    assert_eq!(get(&gateway, "/admin/kv-index").status, 200);
+    for header in [
+        "X-Forwarded-For: 10.0.0.9",
+        "Forwarded: for=10.0.0.9",
+        "Via: 1.1 proxy",
+    ] {
+        let mut client = Client::connect(&gateway);
+        client.send(format!(
+            "GET /admin/kv-index HTTP/1.1\r\nHost: t\r\n{header}\r\n\r\n"
+        ));
+        assert_eq!(client.answer().status, 403, "{header}");
+    }
+}
+
+#[test]
 fn an_explanation_says_what_happens_next_and_sends_nothing() {
     let [a, b] = engines();
     let gateway = Gateway::start(&[("a", &a), ("b", &b)], GUESSING);

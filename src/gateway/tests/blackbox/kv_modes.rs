@@ -5,7 +5,7 @@ use crate::support::client::Answer;
 
 use crate::support::{Client, DEADLINE, Gateway, Request, Upstream, Wire, ms, wait_until};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 pub const GUESSING: &str = "selection_strategy: RoundRobin
 prefix_routing: { enabled: false }
@@ -225,28 +225,32 @@ fn events_that_predict_wrongly_are_no_longer_believed() {
     gateway.assert_idle();
 }
 
-/// An engine that announces something after it computed a prompt, and never what it computed.
+/// An engine that announces something after each prompt that it computed, and never what it computed.
 fn lying() -> Upstream {
-    let computed = Arc::new(AtomicBool::new(false));
+    let computed = Arc::new(AtomicU64::new(0));
     Upstream::start(move |request, wire| match request.path() {
         "/v1/kv_events" if request.header("upgrade").is_some() => {
             wire.json("404 Not Found", "{}");
         }
         "/v1/kv_events" => {
             wire.write("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n");
-            while !computed.load(Relaxed) && wire.is_open() {
+            let mut announced = 0;
+            while wire.is_open() {
                 wire.look(ms(5));
+                while announced < computed.load(Relaxed) {
+                    let event = stored();
+                    let frame = format!(r#"{{"seq":{announced},"ts":1.0,"events":[{event}]}}"#);
+                    wire.write(format!("id: {announced}\ndata: {frame}\n\n"));
+                    announced += 1;
+                }
             }
-            let frame = format!(r#"{{"seq":0,"ts":1.0,"events":[{}]}}"#, stored());
-            wire.write(format!("id: 0\ndata: {frame}\n\n"));
-            wire.hang();
         }
         "/tokenize" => {
             let tokens: Vec<u32> = (0..200).collect();
             wire.json("200 OK", &format!(r#"{{"tokens":{tokens:?}}}"#));
         }
         _ => {
-            computed.store(true, Relaxed);
+            computed.fetch_add(1, Relaxed);
             completion(wire, 0);
         }
     })
@@ -263,7 +267,7 @@ fn an_engine_whose_events_lack_what_it_computed_is_not_believed() {
     assert_eq!(mode(&gateway, "a"), "approximate");
     let computed = |request: &Request| request.path() == "/v1/completions";
     let probes: Vec<Request> = a.requests().into_iter().filter(computed).collect();
-    assert_eq!(probes.len(), 1);
+    assert_eq!(probes.len(), 2, "asked twice before it is acted on");
     let prompt = probes[0].json()["prompt"].as_array().unwrap().len();
     assert_eq!(prompt, 200, "what its own /tokenize made");
 }
