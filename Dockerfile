@@ -11,16 +11,17 @@ ARG BASE_IMAGE=debian:bookworm-slim
 
 # ── The manifests, each with a stub for every source file that it names ───────
 # This stage runs at every change of the sources, but its result does not change with them,
-# and the layers that copy from it are compared by content.
+# and the layers that copy from it are compared by content. hyper-tls stays whole: a dependency is compiled against it.
 FROM ${RUST_IMAGE} AS manifests
 WORKDIR /workspace
 COPY . .
 RUN set -eu; \
-    find . -type f ! -name Cargo.toml ! -name Cargo.lock -delete; \
+    find . -type f ! -name Cargo.toml ! -name Cargo.lock ! -path './src/storage/hyper-tls/*' -delete; \
     find . -mindepth 2 -name Cargo.toml | while read -r manifest; do \
       sed -n 's/^path *= *"\(.*\.rs\)".*/\1/p' "$manifest" | while read -r source; do \
-        mkdir -p "$(dirname "$(dirname "$manifest")/$source")"; \
-        echo 'fn main() {}' > "$(dirname "$manifest")/$source"; \
+        stub="$(dirname "$manifest")/$source"; \
+        mkdir -p "$(dirname "$stub")"; \
+        [ -e "$stub" ] || echo 'fn main() {}' > "$stub"; \
       done; \
     done; \
     find . -type d -empty -delete
