@@ -9,6 +9,7 @@ off show what passing them on costs anyway.
 """
 
 import argparse
+import http.client
 import json
 import os
 import random
@@ -29,6 +30,9 @@ SIZES = {1_000: 200, 8_000: 60, 100_000: 12}  # tokens of a prompt, and conversa
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAUSE_S_PER_TOKEN = 5e-6
 QUIET_S = 0.5
+SMALL_REQUESTS = 300
+SMALL_PAUSE_S = 0.005
+LONG_PROMPTS = 60
 DEADLINE_S = 60
 WORDS = (
     "the tide comes in over sand and stone while boats wait at their ropes for water enough to leave harbour again "
@@ -190,6 +194,33 @@ def measure(router, bodies, pause_s):
     return cpu / len(bodies) * 1000, wall / len(bodies) * 1000
 
 
+def small_requests_ms(router):
+    """Time of small requests, one after the other, in ms: the median, and the 99th percentile."""
+    connection = http.client.HTTPConnection("127.0.0.1", router.port, timeout=DEADLINE_S)
+    body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]})
+    times = []
+    for _ in range(SMALL_REQUESTS):
+        clock = time.perf_counter()
+        connection.request("POST", "/v1/chat/completions", body)
+        connection.getresponse().read()
+        times.append((time.perf_counter() - clock) * 1000)
+        time.sleep(SMALL_PAUSE_S)
+    times.sort()
+    return times[len(times) // 2], times[len(times) * 99 // 100]
+
+
+def beside_long_prompts(router):
+    """The same alone, and while prompts of 100,000 tokens that are all new come one after the other."""
+    alone = small_requests_ms(router)
+    bodies, _ = conversations(100_000, LONG_PROMPTS)
+    sender = threading.Thread(target=lambda: [router.post(body) for body in bodies], daemon=True)
+    sender.start()
+    beside = small_requests_ms(router)
+    sender.join(DEADLINE_S)
+    print(f"\nSmall requests, p50 and p99 in ms: {alone[0]:.2f} and {alone[1]:.2f} alone, ", end="")
+    print(f"{beside[0]:.2f} and {beside[1]:.2f} beside {LONG_PROMPTS} new prompts of 100,000 tokens.")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bin", default="target/release", help="where the router's binary is")
@@ -212,6 +243,11 @@ def main():
                     name = "on" if tokenizer else "off"
                     figures = " | ".join(f"{cpu:.2f} | {wall:.2f}" for cpu, wall in rows)
                     print(f"| {tokens:,} | {name} | {figures} |", flush=True)
+            router = Router(f"{arguments.bin}/tidegate", arguments.tokenizer.resolve(), engines, folder)
+            try:
+                beside_long_prompts(router)
+            finally:
+                router.stop()
     finally:
         for engine in engines:
             engine.stopped.set()
