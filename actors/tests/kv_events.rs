@@ -345,6 +345,32 @@ async fn a_lost_connection_is_made_again_with_growing_patience_and_starts_over()
 }
 
 #[actix::test]
+async fn a_stream_that_hears_nothing_of_what_is_served_there_is_made_anew_and_a_quiet_one_is_not() {
+    tokio::time::pause();
+    let s = subscribe();
+    s.engine.make(0, stored(0), false);
+    s.until_covered(1).await;
+    tokio::time::sleep(Duration::from_secs(900)).await;
+    assert_eq!(
+        s.state.load().connections,
+        1,
+        "nothing was served, so nothing is missed"
+    );
+    for _ in 0..50 {
+        s.subscription.standing.count_served();
+    }
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(s.state.load().connections, 2);
+    for _ in 0..50 {
+        s.subscription.standing.count_served();
+    }
+    s.engine.make(1, stored(1), false);
+    s.until_covered(2).await;
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    assert_eq!(s.state.load().connections, 2, "it was heard");
+}
+
+#[actix::test]
 async fn a_frame_that_cannot_be_read_voids_what_is_known() {
     tokio::time::pause();
     let s = subscribe();
