@@ -176,6 +176,16 @@ struct Opened {
     connection: Box<dyn EventConnection>,
 }
 
+fn transport(inner: impl EventTransport + 'static, store: &Store, led: bool) -> SharedTransport {
+    SharedTransport {
+        inner: Rc::new(inner),
+        store: Rc::new(store.clone()),
+        stream: "s".into(),
+        led: Rc::new(Cell::new(led)),
+        misled: Rc::default(),
+    }
+}
+
 async fn open(store: &Store, replays: bool, live: &[u64]) -> Opened {
     open_as(store, replays, live, false).await
 }
@@ -187,13 +197,7 @@ async fn open_as(store: &Store, replays: bool, live: &[u64], led: bool) -> Opene
         asked: asked.clone(),
         live: live.to_vec(),
     };
-    let transport = SharedTransport {
-        inner: Rc::new(engine),
-        store: Rc::new(store.clone()),
-        stream: "s".into(),
-        led: Rc::new(Cell::new(led)),
-        misled: Rc::default(),
-    };
+    let transport = transport(engine, store, led);
     assert_eq!(transport.recovery(), Recovery::Replay);
     Opened {
         store: store.clone(),
@@ -296,13 +300,7 @@ async fn live_frames_that_the_snapshot_has_are_left_out_and_those_of_another_pro
         asked: late.clone(),
         live: vec![2],
     };
-    let transport = SharedTransport {
-        inner: Rc::new(LateClock(engine)),
-        store: Rc::new(store.clone()),
-        stream: "s".into(),
-        led: Rc::default(),
-        misled: Rc::default(),
-    };
+    let transport = transport(LateClock(engine), &store, false);
     let mut connection = transport.connect().await.unwrap();
     connection.replay(0).await.unwrap();
     assert!(matches!(connection.next().await, Ok(Frame::Snapshot(_))));
@@ -429,6 +427,19 @@ fn stored(tokens: &[u32]) -> Op {
     }))
 }
 
+fn settings(store: &Store) -> ShareSettings {
+    ShareSettings {
+        store: Rc::new(store.clone()),
+        streams: vec![SharedStream {
+            name: "s".into(),
+            holder: ENGINE,
+            standing: Arc::default(),
+            state: open_stream(),
+            led: Rc::default(),
+        }],
+    }
+}
+
 fn open_stream() -> Published<StreamState> {
     Published::new(StreamState {
         connected: true,
@@ -452,19 +463,9 @@ async fn apply(shard: &Published<Option<actix::Addr<IndexShard>>>, op: Op, up_to
 async fn whoever_leads_leaves_what_it_knows_and_another_index_goes_on_from_there() {
     tokio::time::pause();
     let (store, shard) = (Store::default(), shard());
-    let settings = ShareSettings {
-        store: Rc::new(store.clone()),
-        streams: vec![SharedStream {
-            name: "s".into(),
-            holder: ENGINE,
-            standing: Arc::default(),
-            state: open_stream(),
-            led: Rc::default(),
-        }],
-    };
     apply(&shard, stored(&[1, 2, 3, 4]), None).await;
     let directory = Directory::new(ClusterSnapshot::default());
-    let (root, state) = KvShare::supervised(settings, shard.clone(), directory);
+    let (root, state) = KvShare::supervised(settings(&store), shard.clone(), directory);
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(store.0.borrow().saved, 0, "in the middle of a frame");
     apply(&shard, stored(&[1, 2, 3, 4, 5, 6]), Some(41)).await;
@@ -498,19 +499,9 @@ async fn who_does_not_lead_leaves_nothing_and_a_store_that_fails_is_counted() {
     tokio::time::pause();
     let (store, shard) = (Store::default(), shard());
     store.0.borrow_mut().leader = Some("another");
-    let settings = ShareSettings {
-        store: Rc::new(store.clone()),
-        streams: vec![SharedStream {
-            name: "s".into(),
-            holder: ENGINE,
-            standing: Arc::default(),
-            state: open_stream(),
-            led: Rc::default(),
-        }],
-    };
     apply(&shard, stored(&[1, 2]), Some(1)).await;
     let directory = Directory::new(ClusterSnapshot::default());
-    let (_root, state) = KvShare::supervised(settings, shard, directory);
+    let (_root, state) = KvShare::supervised(settings(&store), shard, directory);
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!((store.0.borrow().saved, state.leads.load(Relaxed)), (0, 0));
     assert_eq!(state.connected.load(Relaxed), 1);
