@@ -43,6 +43,13 @@ pub struct Usage {
     pub prompt_tokens_details: Option<PromptTokensDetails>,
 }
 
+impl Usage {
+    /// Prompt tokens from the engine's prefix cache; none when it does not say.
+    pub fn cached_tokens(&self) -> Option<u64> {
+        self.prompt_tokens_details?.cached_tokens
+    }
+}
+
 /// How many prompt tokens came from the engine's prefix cache.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct PromptTokensDetails {

@@ -5,13 +5,10 @@
 use super::remote_tokens::ask;
 use super::wiring::BASE_REALM;
 use crate::gateway::Gateway;
-use crate::upstream::{Client, Outgoing, bearer};
+use crate::upstream::{self, Client, Unanswered};
 use actors::backend::Backend;
 use actors::index_shard::FindOverlap;
 use actors::kv_index::KvIndexHandle;
-use bytes::Bytes;
-use hyper::Method;
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use routing::block::{BlockHash, Realm, chain};
 use routing::knowledge::Parity;
 use serde_json::{Map, Value, json};
@@ -223,28 +220,15 @@ impl Probe {
 
     /// Has the engine compute the prompt.
     async fn complete(&self, tokens: &[u32]) -> Result<(), Unclear> {
-        let spec = &self.backend.spec;
         let body =
             json!({"model": &*self.model, "prompt": tokens, "max_tokens": 1, "temperature": 0});
-        let mut headers = HeaderMap::new();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        if let Some(key) = bearer(spec) {
-            headers.insert(AUTHORIZATION, key);
+        let question = ("/v1/completions", body.to_string());
+        let asked = upstream::ask(&self.client, &self.backend, question, ANSWER_BYTES_MAX);
+        match asked.await {
+            Ok(_) => Ok(()),
+            Err(Unanswered::Unreachable) => Err("it cannot be reached"),
+            Err(Unanswered::Refused) => Err("it does not complete token ids"),
         }
-        let outgoing = Outgoing {
-            method: Method::POST,
-            path: spec.url.path("/v1/completions"),
-            headers,
-            body: Bytes::from(body.to_string()),
-        };
-        let counts = &self.backend.live.counters.connections;
-        let sent = self.client.send(&spec.url, &outgoing, counts).await;
-        let mut reply = sent.map_err(|_| "it cannot be reached")?;
-        let whole = reply.body.whole(ANSWER_BYTES_MAX).await;
-        if whole.is_err() || !reply.status.is_success() {
-            return Err("it does not complete token ids");
-        }
-        Ok(())
     }
 
     /// Whether its events bring the blocks of the prompt, all but the last one: what ends exactly

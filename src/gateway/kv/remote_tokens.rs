@@ -1,11 +1,8 @@
 //! Tokens by an engine's word: its `/tokenize` is asked, and what it said is kept.
 
 use crate::gateway::Worker;
-use crate::upstream::{Client, Outgoing};
+use crate::upstream::{self, Client};
 use actors::backend::Backend;
-use bytes::Bytes;
-use hyper::Method;
-use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use serde::Deserialize;
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -125,26 +122,8 @@ pub(super) async fn ask(client: &Client, engine: &Backend, question: String) -> 
     struct Answer {
         tokens: Vec<u32>,
     }
-    let mut headers = HeaderMap::new();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    if let Some(key) = crate::upstream::bearer(&engine.spec) {
-        headers.insert(hyper::header::AUTHORIZATION, key);
-    }
-    let outgoing = Outgoing {
-        method: Method::POST,
-        path: engine.spec.url.path("/tokenize"),
-        headers,
-        body: Bytes::from(question),
-    };
-    let counts = &engine.live.counters.connections;
-    let mut reply = client
-        .send(&engine.spec.url, &outgoing, counts)
-        .await
-        .ok()?;
-    if !reply.status.is_success() {
-        return None;
-    }
-    let body = reply.body.whole(ANSWER_BYTES_MAX).await.ok()?;
+    let asked = upstream::ask(client, engine, ("/tokenize", question), ANSWER_BYTES_MAX);
+    let body = asked.await.ok()?;
     let answer: Answer = serde_json::from_slice(&body).ok()?;
     Some(answer.tokens.into())
 }

@@ -35,7 +35,7 @@ impl Prediction {
             return; // nothing was known of this prompt here
         }
         let predicted = self.tokens(usage);
-        let actual = usage.prompt_tokens_details.and_then(|d| d.cached_tokens);
+        let actual = usage.cached_tokens();
         handles.prediction(&self.backend.spec.name, predicted, actual);
         let Some(actual) = actual else { return };
         // what was sent a moment ago is a hope: it may not have been computed yet
@@ -52,7 +52,7 @@ impl Prediction {
 
     /// The backend was charged with what was thought to be uncached; it has computed this.
     fn correct_work(&self, usage: &Usage) {
-        let cached = usage.prompt_tokens_details.and_then(|d| d.cached_tokens);
+        let cached = usage.cached_tokens();
         let prompt = match cached {
             Some(cached) => usage.prompt_tokens.saturating_sub(cached),
             None => self.reach.uncached,

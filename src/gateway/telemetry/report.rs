@@ -152,8 +152,7 @@ impl Drop for Report {
             if let Some(prediction) = &self.prediction {
                 prediction.check(usage, handles);
             }
-            let details = usage.prompt_tokens_details.and_then(|d| d.cached_tokens);
-            tokens.cached.increment(details.unwrap_or(0));
+            tokens.cached.increment(usage.cached_tokens().unwrap_or(0));
         }
         if let Some((by, kind)) = self.error {
             counter!(names::ERRORS, "by" => by.as_str(), "kind" => kind.as_str()).increment(1);

@@ -8,6 +8,8 @@ mod client;
 mod connection;
 pub mod events;
 mod prober;
+mod question;
 
 pub use client::{Client, ClientSettings, NotWhole, Outgoing, Reply, ReplyBody, SendError};
 pub use prober::{HttpProber, bearer};
+pub use question::{Unanswered, ask};
