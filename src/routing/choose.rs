@@ -3,12 +3,13 @@
 //! Order: who may serve at all; a half-open backend's probe; the KV index; the prefix ring; the
 //! strategy.
 
+use crate::eligible::{LeftOut, left_out_of, spare_resting};
 use crate::fair::Fair;
 use crate::ids::{BackendId, PrefixKey, SessionKey, Slot};
 use crate::ring::load_bound;
 use crate::score::{Known, Reach, Weights, composite, load, reach};
 use crate::strategy::{Candidate, Chance, Rotation, Strategy, pick};
-use crate::view::{BackendView, ClusterView, Live, Passage, Pool, Role};
+use crate::view::{ClusterView, Live, Pool, Role};
 use std::cmp::{Ordering, Reverse};
 
 /// The settings that a choice depends on.
@@ -103,31 +104,30 @@ pub fn choose(
     let mut resting_probe = None;
     for &slot in &pool.members {
         let backend = view.backend(slot);
-        if ask.tried.contains(&backend.id) || !may_serve(backend, ask.role) {
+        if ask.tried.contains(&backend.id) {
             continue;
         }
-        if backend.passage == Passage::HalfOpen {
+        match left_out_of(backend, ask.role) {
+            None => {}
             // first come first served, or a strategy that shuns it would leave it out for good;
             // never a second attempt: that one has failed once already
-            if live.probe_free(slot) && ask.tried.is_empty() {
+            Some(LeftOut::BreakerHalfOpen) if live.probe_free(slot) && ask.tried.is_empty() => {
                 let reason = Reason::Probe;
                 let probe = Plan { slot, reason };
                 if !live.load(slot).resting {
                     return Ok(probe);
                 }
                 resting_probe = Some(probe);
+                continue;
             }
-            continue;
+            Some(_) => continue,
         }
         candidates.push(Candidate {
             slot,
             load: live.load(slot),
         });
     }
-    // resting is a wish, not a wall: with everybody resting, asking is the only way to learn
-    if candidates.iter().any(|c| !c.load.resting) {
-        candidates.retain(|c| !c.load.resting);
-    }
+    drop(spare_resting(&mut candidates));
     if candidates.is_empty() {
         return resting_probe.ok_or(NoBackend::NoneServing);
     }
@@ -161,10 +161,6 @@ pub fn choose(
         slot,
         reason: Reason::Strategy,
     })
-}
-
-pub(crate) fn may_serve(backend: &BackendView, role: Option<Role>) -> bool {
-    role.is_none_or(|r| r == backend.role) && backend.can_serve()
 }
 
 /// What a candidate is worth for a prompt, term by term.

@@ -4,7 +4,8 @@
 
 use proptest::prelude::*;
 use routing::choose::{Ask, ChoiceRules, NoBackend, Plan, Reason, choose};
-use routing::explain::{LeftOut, explain};
+use routing::eligible::LeftOut;
+use routing::explain::explain;
 use routing::health::HealthState;
 use routing::ids::{BackendId, PrefixKey, SessionKey, Slot};
 use routing::knowledge::Mode;
