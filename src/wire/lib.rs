@@ -2,9 +2,12 @@
 //! leave for each other.
 //! Types and byte-level helpers only; no I/O. Shared by the gateway and the engine simulator.
 
+pub mod answer;
+pub mod cache_entry;
 pub mod canonical;
 pub mod kv_events;
 pub mod kv_snapshot;
+pub mod media;
 pub mod openai;
 pub mod request;
 pub mod splice;
