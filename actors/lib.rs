@@ -15,5 +15,6 @@ pub mod index_shard;
 pub mod kv_index;
 pub mod kv_share;
 pub mod kv_subscriber;
+pub mod response_cache;
 pub mod router;
 pub mod support;

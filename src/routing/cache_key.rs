@@ -55,6 +55,13 @@ impl KeyParts<'_> {
     }
 }
 
+impl CacheKey {
+    /// A byte that says nothing, and is spread evenly.
+    pub fn first_byte(&self) -> u8 {
+        self.0[0]
+    }
+}
+
 impl fmt::Display for CacheKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))

@@ -54,6 +54,8 @@ pub struct Request {
     pub remote_media: bool,
     /// Whether it has a server remember it, or refers to what one remembers.
     pub remembered: bool,
+    /// Whether it asks for a stream whose chunks are of another kind than others'.
+    pub shapes_stream: bool,
 }
 
 /// What a request may do with the cache.
@@ -80,6 +82,10 @@ pub enum Why {
     RemoteMedia,
     /// A server is to remember it, or it refers to what one remembers.
     Remembered,
+    /// Its stream is to have chunks of another kind than others'.
+    StreamOptions,
+    /// Its body could be read in two ways.
+    Body,
 }
 
 impl Why {
@@ -91,6 +97,8 @@ impl Why {
             Why::NotDeterministic => "not_deterministic",
             Why::RemoteMedia => "remote_media",
             Why::Remembered => "remembered",
+            Why::StreamOptions => "stream_options",
+            Why::Body => "body",
         }
     }
 }
@@ -108,6 +116,9 @@ pub fn of_request(request: &Request) -> Use {
     }
     if request.remote_media {
         return Use::Bypass(Why::RemoteMedia);
+    }
+    if request.shapes_stream {
+        return Use::Bypass(Why::StreamOptions);
     }
     let same_again = request.kind == Kind::Embedding || request.temperature == Some(0.0);
     if !(same_again || request.forced && request.may_force) {
@@ -133,6 +144,8 @@ pub struct Answer<'a> {
     pub finish_reasons: &'a [Option<&'a str>],
     /// Bytes of it, and how many may be kept.
     pub bytes: (u64, u64),
+    /// Whether one that ended at its limit of tokens may be kept.
+    pub keep_truncated: bool,
 }
 
 /// Why an answer is not kept.
@@ -146,6 +159,12 @@ pub enum Skip {
     Aborted,
     /// It is too large.
     TooLarge,
+    /// It ended at its limit of tokens, and the operator keeps no such answers.
+    Truncated,
+    /// It is not what its path answers with.
+    Unreadable,
+    /// What was kept was removed while it was being made.
+    Purged,
 }
 
 impl Skip {
@@ -156,6 +175,9 @@ impl Skip {
             Skip::Incomplete => "incomplete",
             Skip::Aborted => "aborted",
             Skip::TooLarge => "too_large",
+            Skip::Truncated => "truncated",
+            Skip::Unreadable => "not_json",
+            Skip::Purged => "purged",
         }
     }
 }
@@ -175,6 +197,9 @@ pub fn of_answer(answer: &Answer<'_>, choices: usize) -> Result<(), Skip> {
     let given_up = |reason: &Option<&str>| matches!(reason, Some("abort" | "error"));
     if answer.finish_reasons.iter().any(given_up) {
         return Err(Skip::Aborted);
+    }
+    if !answer.keep_truncated && answer.finish_reasons.contains(&Some("length")) {
+        return Err(Skip::Truncated);
     }
     if answer.bytes.0 > answer.bytes.1 {
         return Err(Skip::TooLarge);
@@ -197,6 +222,7 @@ mod tests {
         may_force: true,
         remote_media: false,
         remembered: false,
+        shapes_stream: false,
     };
 
     #[test]
@@ -258,6 +284,12 @@ mod tests {
             ..PLAIN
         };
         assert_eq!(of_request(&remembered), Use::Bypass(Why::Remembered));
+        let shaped = Request {
+            shapes_stream: true,
+            forced: true,
+            ..PLAIN
+        };
+        assert_eq!(of_request(&shaped), Use::Bypass(Why::StreamOptions));
     }
 
     #[test]
@@ -268,6 +300,7 @@ mod tests {
             error: false,
             finish_reasons: &[Some("stop"), Some("length")],
             bytes: (10, 10),
+            keep_truncated: true,
         };
         assert_eq!(of_answer(&good, 2), Ok(()));
         assert_eq!(
@@ -324,6 +357,13 @@ mod tests {
                     ..good
                 },
                 Skip::TooLarge,
+            ),
+            (
+                Answer {
+                    keep_truncated: false,
+                    ..good
+                },
+                Skip::Truncated,
             ),
         ] {
             assert_eq!(of_answer(&answer, 2), Err(why), "{answer:?}");

@@ -8,6 +8,7 @@ mod disk;
 mod envelope;
 mod error;
 mod key;
+mod lock;
 #[cfg(feature = "memory")]
 mod memory;
 mod s3;
@@ -16,6 +17,7 @@ mod store;
 pub use disk::{DiskSettings, DiskStore};
 pub use error::{Act, ErrorKind, StoreError};
 pub use key::{KEY_BYTES_MAX, Key, KeyError};
+pub use lock::Lock;
 #[cfg(feature = "memory")]
 pub use memory::MemoryStore;
 pub use s3::{Credentials, S3Settings, S3Store};

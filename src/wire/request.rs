@@ -50,6 +50,18 @@ pub struct RequestView<'a> {
     user: Option<&'a RawValue>,
     #[serde(default)]
     kv_transfer_params: Option<IgnoredAny>,
+    #[serde(borrow, default)]
+    temperature: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    n: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    store: Option<&'a RawValue>,
+    #[serde(default)]
+    previous_response_id: Option<IgnoredAny>,
+    #[serde(default)]
+    conversation: Option<IgnoredAny>,
+    #[serde(borrow, default)]
+    background: Option<&'a RawValue>,
 }
 
 /// Which field holds the prompt.
@@ -140,6 +152,40 @@ impl<'a> RequestView<'a> {
         self.stream_options()
             .and_then(|raw| serde_json::from_str::<Options>(raw).ok())
             .is_some_and(|options| options.include_usage)
+    }
+
+    /// Whether the stream is asked for in a way that changes its chunks, beyond the usage chunk.
+    pub fn shapes_stream(&self) -> bool {
+        let options = self.stream_options().map(|raw| {
+            serde_json::from_str::<std::collections::BTreeMap<Cow<'_, str>, &RawValue>>(raw)
+        });
+        match options {
+            None => false,
+            Some(Err(_)) => true, // for the engine to refuse
+            Some(Ok(options)) => options.iter().any(|(name, value)| {
+                name != "include_usage" && !matches!(value.get(), "false" | "null")
+            }),
+        }
+    }
+
+    /// The sampling temperature, when it is given as a number.
+    pub fn temperature(&self) -> Option<f64> {
+        self.temperature?.get().parse().ok()
+    }
+
+    /// How many choices are asked for.
+    pub fn choices(&self) -> usize {
+        self.n.and_then(|raw| raw.get().parse().ok()).unwrap_or(1)
+    }
+
+    /// Whether a server is to remember the answer, or to refer to what one remembers. The answers of
+    /// `/v1/responses` are remembered unless the client says no.
+    pub fn is_remembered(&self, unless_said: bool) -> bool {
+        let stored = self.store.map_or(unless_said, |raw| raw.get() != "false");
+        stored
+            || self.previous_response_id.is_some()
+            || self.conversation.is_some()
+            || self.background.is_some_and(|raw| raw.get() != "false")
     }
 
     /// The `user` field's bytes, empty when there is none.

@@ -90,7 +90,7 @@ impl ErrorKind {
 pub const RETRY_LATER: Duration = Duration::from_secs(5);
 
 /// An answer that the gateway gives in an engine's place.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Refusal {
     /// The body cannot be routed.
     Body(BodyFault),

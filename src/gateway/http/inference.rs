@@ -52,17 +52,14 @@ pub fn refuse(refusal: Refusal, mut report: Report) -> HttpResponse {
     report.status(refusal.status().as_u16());
     report.complete();
     let mut response = refusal.response(&report.request_id);
-    if let Some(backend) = &report.backend {
-        let headers = response.headers_mut();
-        for (name, value) in [
-            ("x-tidegate-backend", &**backend),
-            ("x-tidegate-route", report.decision),
-        ] {
-            if let Ok(value) = HeaderValue::from_str(value) {
-                headers.insert(HeaderName::from_static(name), value);
-            }
+    let headers = response.headers_mut();
+    report.tell_headers(|name, value| {
+        // nothing was chosen, so nothing is said of it
+        let chosen = report.backend.is_some() || !name.starts_with("x-tidegate-");
+        if let (Ok(value), true) = (HeaderValue::from_str(value), chosen) {
+            headers.insert(HeaderName::from_static(name), value);
         }
-    }
+    });
     response
 }
 

@@ -4,7 +4,7 @@
 
 use super::attempt::Attempt;
 use super::events::{Ending, Events};
-use super::{Call, headers, verdict};
+use super::{Call, Head, Told, headers, verdict};
 use crate::gateway::Worker;
 use crate::http::error::{By, ErrorKind, Refusal};
 use crate::telemetry::names;
@@ -93,7 +93,8 @@ pub fn whole(
     response.body(body)
 }
 
-fn head(
+/// The head of an answer, with all that is told in headers.
+pub fn head(
     status: StatusCode,
     headers: &HeaderMap,
     report: &mut Report,
@@ -104,57 +105,96 @@ fn head(
     headers::to_client(headers, |name, value| {
         response.append_header((name, value));
     });
-    response.insert_header(("x-request-id", &*report.request_id));
-    response.insert_header(("x-tidegate-route", report.decision));
-    if let Some((blocks, all)) = report.overlap {
-        response.insert_header(("x-tidegate-overlap", format!("{blocks}/{all}")));
-    }
-    if let Some(backend) = &report.backend {
-        response.insert_header(("x-tidegate-backend", &**backend));
+    report.tell_headers(|name, value| {
+        response.insert_header((name, value));
+    });
+    response
+}
+
+/// The head of a stream of events. Proxies in front of us must pass events as they come.
+pub fn events_head(
+    status: StatusCode,
+    headers: &HeaderMap,
+    report: &mut Report,
+) -> actix_web::HttpResponseBuilder {
+    let mut response = head(status, headers, report);
+    response.insert_header(("x-accel-buffering", "no"));
+    if !headers.contains_key("cache-control") {
+        response.insert_header(("cache-control", "no-cache, no-transform"));
     }
     response
 }
 
-fn stream(mut parts: StreamParts, call: &Call, mut report: Report) -> HttpResponse {
-    let mut response = head(parts.status, &parts.headers, &mut report);
-    if parts.is_events {
-        // proxies in front of us must pass events as they come
-        response.insert_header(("x-accel-buffering", "no"));
-        if !parts.headers.contains_key("cache-control") {
-            response.insert_header(("cache-control", "no-cache, no-transform"));
-        }
-        let ttft = parts.attempt.sent.elapsed();
-        parts.attempt.in_flight().first_byte(Some(ttft));
-        parts.attempt.handles().ttft.record(ttft.as_secs_f64());
+fn stream(parts: StreamParts, call: &Call, mut report: Report) -> HttpResponse {
+    let mut response = if parts.is_events {
+        events_head(parts.status, &parts.headers, &mut report)
+    } else {
+        head(parts.status, &parts.headers, &mut report)
+    };
+    response.body(AnswerBody::new(parts, call, report))
+}
+
+impl StreamParts {
+    /// For several clients: the head, and the body that is read for all of them.
+    pub fn shared(self, call: &Call, report: Report) -> (Head, AnswerBody) {
+        let head = Head {
+            status: self.status,
+            headers: self.headers.clone(),
+            is_events: self.is_events,
+            length: self.body.length().filter(|_| !self.is_events),
+            told: Told::of(&report),
+        };
+        (head, AnswerBody::new(self, call, report))
     }
-    let length = parts
-        .body
-        .length()
-        .filter(|_| call.edit.is_none() && !parts.is_events);
-    let events = parts.is_events.then(|| Events::new(call));
-    let idle_timeout = parts.worker.gateway.settings.upstream.idle_timeout;
-    let server = &parts.worker.gateway.settings.server;
-    response.body(AnswerBody {
-        client_write_timeout: server.client_write_timeout,
-        cutting: Box::pin(parts.worker.gateway.phase.cutting()),
-        idle: Box::pin(tokio::time::sleep(idle_timeout)),
-        last_chunk: now(),
-        waiting_since: None,
-        offered: None,
-        idle_timeout,
-        first: Some(if parts.is_events {
-            parts.first
-        } else {
-            call.edit.json_beginning(&parts.first)
-        }),
-        length,
-        running: Some(Running {
-            body: parts.body,
-            attempt: parts.attempt,
-        }),
-        events,
-        report: Some(report),
-    })
+}
+
+impl AnswerBody {
+    fn new(mut parts: StreamParts, call: &Call, report: Report) -> Self {
+        if parts.is_events {
+            let ttft = parts.attempt.sent.elapsed();
+            parts.attempt.in_flight().first_byte(Some(ttft));
+            parts.attempt.handles().ttft.record(ttft.as_secs_f64());
+        }
+        let length = parts
+            .body
+            .length()
+            .filter(|_| call.edit.is_none() && !parts.is_events);
+        let events = parts.is_events.then(|| Events::new(call));
+        let idle_timeout = parts.worker.gateway.settings.upstream.idle_timeout;
+        let server = &parts.worker.gateway.settings.server;
+        AnswerBody {
+            client_write_timeout: server.client_write_timeout,
+            cutting: Box::pin(parts.worker.gateway.phase.cutting()),
+            idle: Box::pin(tokio::time::sleep(idle_timeout)),
+            last_chunk: now(),
+            waiting_since: None,
+            offered: None,
+            idle_timeout,
+            first: Some(if parts.is_events {
+                parts.first
+            } else {
+                call.edit.json_beginning(&parts.first)
+            }),
+            length,
+            running: Some(Running {
+                body: parts.body,
+                attempt: parts.attempt,
+            }),
+            events,
+            report: Some(report),
+            ended: None,
+        }
+    }
+
+    /// The next chunk, for whoever reads it in a client's place.
+    pub async fn next(&mut self) -> Option<Result<Bytes, BrokenAnswer>> {
+        std::future::poll_fn(|cx| self.poll_bytes(cx)).await
+    }
+
+    /// How it ended: with all that had to be said, or by whose fault not.
+    pub fn ended(&self) -> Option<Result<(), (By, ErrorKind)>> {
+        self.ended
+    }
 }
 
 fn now() -> Instant {
@@ -167,7 +207,7 @@ struct Running {
 }
 
 /// See the module.
-struct AnswerBody {
+pub struct AnswerBody {
     first: Option<Bytes>,
     running: Option<Running>,
     events: Option<Events>,
@@ -182,6 +222,7 @@ struct AnswerBody {
     /// When the client was last given bytes, while it has not come back for more.
     offered: Option<Instant>,
     cutting: LocalBoxFuture<'static, ()>,
+    ended: Option<Result<(), (By, ErrorKind)>>,
 }
 
 impl AnswerBody {
@@ -238,6 +279,7 @@ impl AnswerBody {
         if let Some(running) = self.running.take() {
             running.attempt.end(outcome);
         }
+        self.ended = Some(error.map_or(Ok(()), |kind| Err((By::Backend, kind))));
         if let Some(mut report) = self.report.take() {
             if let Some(kind) = error {
                 report.error(By::Backend, kind);
@@ -270,6 +312,7 @@ impl AnswerBody {
     /// The process ends before the stream does.
     fn cut(&mut self) -> Option<Result<Bytes, BrokenAnswer>> {
         self.running = None; // counts as cancelled: not the backend's fault
+        self.ended = Some(Err((By::Router, ErrorKind::Overloaded)));
         if let Some(mut report) = self.report.take() {
             report.error(By::Router, ErrorKind::Overloaded);
             report.complete();
@@ -382,4 +425,4 @@ impl AnswerBody {
 /// Breaks the connection to the client off, so that a cut answer does not look whole.
 #[derive(Debug, thiserror::Error)]
 #[error("the backend's answer broke off")]
-struct BrokenAnswer;
+pub struct BrokenAnswer;

@@ -7,7 +7,11 @@ mod events;
 pub mod headers;
 mod patience;
 mod setback;
+mod shared;
 mod verdict;
+
+pub use answer::{AnswerBody, Opened};
+pub use shared::{Answered, Failure, Head, Told};
 
 use crate::gateway::{BufferedBytes, Worker};
 use crate::http::error::{ErrorKind, Refusal};
@@ -18,7 +22,6 @@ use crate::telemetry::prediction::Prediction;
 use crate::telemetry::report::Report;
 use actix_web::HttpResponse;
 use actors::router::{Placement, Route};
-use answer::Opened;
 use bytes::Bytes;
 use hyper::HeaderMap;
 use metrics::counter;
@@ -64,21 +67,46 @@ enum Answer {
 /// Serves a request; the report moves into the answer's body. A request that still waits when
 /// the process must end is told so.
 pub async fn serve(call: Call, worker: Rc<Worker>, mut report: Report) -> HttpResponse {
-    let cutting = worker.gateway.phase.cutting();
-    let answer = tokio::select! {
-        biased;
-        answer = attempts(&call, &worker, &mut report) => answer,
-        () = cutting => Answer::Refused(Refusal::Draining),
-    };
-    match answer {
+    let calls = worker.gateway.settings.retry.max_attempts;
+    match answer(&call, &worker, &mut report, calls).await {
         Answer::Opened(opened) => opened.response(&call, report),
         Answer::GivenUp(setback) => setback.response(report),
         Answer::Refused(refusal) => crate::http::refuse(refusal, report),
     }
 }
 
+/// What came of a request that is made for several clients.
+pub enum Flown {
+    /// An answer.
+    Opened(Opened),
+    /// None, and whether it would be right to try again.
+    Failed(Failure, bool),
+}
+
+/// Makes a request for several clients, with at most so many calls.
+pub async fn fly(call: &Call, worker: &Rc<Worker>, report: &mut Report, calls: u32) -> Flown {
+    let may_repeat = |setback: &Setback| setback.why.is_retryable();
+    match answer(call, worker, report, calls).await {
+        Answer::Opened(opened) => Flown::Opened(opened),
+        Answer::GivenUp(setback) => {
+            let again = may_repeat(&setback);
+            Flown::Failed(Failure::of_backend(setback, report), again)
+        }
+        Answer::Refused(refusal) => Flown::Failed(Failure::ours(refusal, report), false),
+    }
+}
+
+async fn answer(call: &Call, worker: &Rc<Worker>, report: &mut Report, calls: u32) -> Answer {
+    let cutting = worker.gateway.phase.cutting();
+    tokio::select! {
+        biased;
+        answer = attempts(call, worker, report, calls) => answer,
+        () = cutting => Answer::Refused(Refusal::Draining),
+    }
+}
+
 /// The retry loop.
-async fn attempts(call: &Call, worker: &Rc<Worker>, report: &mut Report) -> Answer {
+async fn attempts(call: &Call, worker: &Rc<Worker>, report: &mut Report, calls: u32) -> Answer {
     worker.budget.borrow_mut().earn();
     let mut tried = Vec::new();
     let mut setback: Option<Setback> = None;
@@ -107,7 +135,7 @@ async fn attempts(call: &Call, worker: &Rc<Worker>, report: &mut Report) -> Answ
         match attempt::run(call, worker, (placement, dispatch), report).await {
             Ok(opened) => return Answer::Opened(opened),
             Err(failed) => {
-                let more = tried.len() < worker.gateway.settings.retry.max_attempts as usize;
+                let more = tried.len() < calls as usize;
                 if !more || !failed.why.is_retryable() {
                     return Answer::GivenUp(failed);
                 }

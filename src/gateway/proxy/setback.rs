@@ -22,6 +22,7 @@ const ERROR_BODY_MAX: usize = 256 << 10;
 const LOG_EXCERPT_MAX: usize = 200;
 
 /// See the module.
+#[derive(Debug)]
 pub struct Setback {
     /// What happened.
     pub why: Why,
@@ -30,6 +31,7 @@ pub struct Setback {
 }
 
 /// What the client gets if nothing better comes.
+#[derive(Debug)]
 enum Given {
     /// The engine's own words.
     Theirs(StatusCode, HeaderMap, Bytes),
@@ -39,16 +41,16 @@ enum Given {
 
 impl Setback {
     /// The answer, when there will be no other attempt.
-    pub fn response(self, mut report: Report) -> HttpResponse {
-        match self.answer {
-            Given::Ours(refusal) => crate::http::refuse(refusal, report),
+    pub fn response(&self, mut report: Report) -> HttpResponse {
+        match &self.answer {
+            Given::Ours(refusal) => crate::http::refuse(refusal.clone(), report),
             Given::Theirs(status, headers, body) => {
                 let by = match self.kind {
                     ErrorKind::BadRequest => By::Client,
                     _ => By::Backend,
                 };
                 report.error(by, self.kind);
-                super::answer::whole((status, &headers), body, report)
+                super::answer::whole((*status, headers), body.clone(), report)
             }
         }
     }

@@ -106,10 +106,7 @@ pub fn load(sources: &[Source], environment: &Environment) -> Result<Loaded, Fau
 impl Settings {
     /// Sections that are switched on and not active in this version.
     pub fn inactive(&self) -> Vec<&'static str> {
-        let sections = [
-            ("response_cache", self.response_cache.enabled),
-            ("disaggregated_serving", self.disaggregated_serving.enabled),
-        ];
+        let sections = [("disaggregated_serving", self.disaggregated_serving.enabled)];
         let on = sections.into_iter().filter(|(_, enabled)| *enabled);
         on.map(|(section, _)| section).collect()
     }
@@ -160,7 +157,7 @@ fn read(root: &Section<'_>) -> Settings {
         "retry",
         "Second attempts, always on another backend, and never once a byte has reached the client.",
     ));
-    let response_cache = CacheSettings::read(&root.section("response_cache", "Answers to repeated deterministic requests. Parsed and checked; not active in this version."));
+    let response_cache = CacheSettings::read(&root.section("response_cache", "Answers to repeated deterministic requests, without asking an engine. Cached are whole answers to requests with temperature 0, and embeddings; every tenant has entries of its own."));
     let kv_cache_index = KvIndexSettings::read(&root.section(
         "kv_cache_index",
         "Which backend holds which KV blocks, from the engines' own events.",

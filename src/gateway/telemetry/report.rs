@@ -14,10 +14,52 @@ use std::time::{Duration, Instant};
 use tracing::info;
 use wire::openai::Usage;
 
+/// What a report is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Of {
+    /// A client's request and the calls that were made for it.
+    Both,
+    /// A client's request, whose answer came from elsewhere.
+    Request,
+    /// A call that is made for several requests.
+    Call,
+}
+
+/// What the response cache did for a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CacheNote {
+    /// The answer was there: in this tier, made so many seconds ago.
+    Hit(&'static str, u64),
+    /// The answer is that of an equal request that was being served.
+    Joined,
+    /// The answer was made for this request.
+    Miss,
+    /// The request is none that is cached.
+    Bypass,
+}
+
+impl CacheNote {
+    /// The word used in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            CacheNote::Hit(..) => "hit",
+            CacheNote::Joined => "joined",
+            CacheNote::Miss => "miss",
+            CacheNote::Bypass => "bypass",
+        }
+    }
+}
+
+/// The tier that a joined answer came from.
+pub const FLIGHT_TIER: &str = "flight";
+
 /// See the module.
 pub struct Report {
     worker: Rc<Worker>,
-    _count: RequestCount,
+    of: Of,
+    _count: Option<RequestCount>,
+    /// What the response cache did.
+    pub cache: Option<CacheNote>,
     /// The path family.
     pub route: ApiRoute,
     /// Given by the client, or made.
@@ -50,8 +92,11 @@ fn now() -> Instant {
 impl Report {
     /// A request has come in.
     pub fn new(worker: Rc<Worker>, route: ApiRoute, request_id: Arc<str>) -> Self {
+        let count = worker.gateway.requests.enter();
         Report {
-            _count: worker.gateway.requests.enter(),
+            of: Of::Both,
+            _count: Some(count),
+            cache: None,
             worker,
             route,
             request_id,
@@ -68,6 +113,55 @@ impl Report {
             bytes: 0,
             usage: None,
             complete: false,
+        }
+    }
+
+    /// Of a call that is made for this request and others: what is counted of backends and tokens
+    /// goes there from now on.
+    pub fn of_call(&mut self) -> Report {
+        self.of = Of::Request;
+        let id = self.request_id.clone();
+        let mut call = Report::new(self.worker.clone(), self.route, id);
+        call.of = Of::Call;
+        call._count = None;
+        call.model.clone_from(&self.model);
+        call
+    }
+
+    /// The answer comes from elsewhere: no call is made for this request.
+    pub fn without_call(&mut self) {
+        self.of = Of::Request;
+    }
+
+    /// Whether the answer comes from the cache.
+    fn is_hit(&self) -> bool {
+        matches!(self.cache, Some(CacheNote::Hit(..) | CacheNote::Joined))
+    }
+
+    /// What an answer says of itself in headers.
+    pub fn tell_headers(&self, mut tell: impl FnMut(&'static str, &str)) {
+        tell("x-request-id", &self.request_id);
+        tell("x-tidegate-route", if self.is_hit() { "cache_hit" } else { self.decision });
+        if let Some((blocks, all)) = self.overlap {
+            tell("x-tidegate-overlap", &format!("{blocks}/{all}"));
+        }
+        if let Some(backend) = &self.backend {
+            tell("x-tidegate-backend", backend);
+        }
+        match self.cache {
+            None => {}
+            Some(CacheNote::Hit(tier, age)) => {
+                tell("x-cache", "HIT");
+                tell("x-cache-tier", tier);
+                tell("age", &age.to_string());
+            }
+            Some(CacheNote::Joined) => {
+                tell("x-cache", "HIT");
+                tell("x-cache-tier", FLIGHT_TIER);
+                tell("age", "0");
+            }
+            Some(CacheNote::Miss) => tell("x-cache", "MISS"),
+            Some(CacheNote::Bypass) => tell("x-cache", "BYPASS"),
         }
     }
 
@@ -142,8 +236,10 @@ impl Drop for Report {
             Some(status) if !cancelled => class(status),
             _ => "cancelled",
         };
-        handles.request((self.route, model), status, elapsed.as_secs_f64());
-        if let Some(usage) = &self.usage {
+        if self.of != Of::Call {
+            handles.request((self.route, model), status, elapsed.as_secs_f64());
+        }
+        if let (Some(usage), true) = (&self.usage, self.of != Of::Request) {
             let tokens = handles.model(model);
             tokens.prompt.increment(usage.prompt_tokens);
             tokens
@@ -153,6 +249,22 @@ impl Drop for Report {
                 prediction.check(usage, handles);
             }
             tokens.cached.increment(usage.cached_tokens().unwrap_or(0));
+        }
+        if self.of == Of::Call {
+            return;
+        }
+        if let Some(cache) = self.cache {
+            handles.cache_request(cache.as_str());
+            let tier = match cache {
+                CacheNote::Hit(tier, _) => Some(tier),
+                CacheNote::Joined => Some(FLIGHT_TIER),
+                CacheNote::Miss | CacheNote::Bypass => None,
+            };
+            if let (Some(tier), true) = (tier, self.complete && self.error.is_none()) {
+                let usage = self.usage.unwrap_or_default();
+                let tokens = (usage.prompt_tokens, usage.completion_tokens.unwrap_or(0));
+                handles.saved(tier, model, (self.bytes, tokens));
+            }
         }
         if let Some((by, kind)) = self.error {
             counter!(names::ERRORS, "by" => by.as_str(), "kind" => kind.as_str()).increment(1);
@@ -166,7 +278,8 @@ impl Drop for Report {
                 status = self.status.unwrap_or(0),
                 outcome = if cancelled { "client_cancelled" } else { self.error.map_or("ok", |(_, kind)| kind.as_str()) },
                 backend = self.backend.as_deref().unwrap_or(""),
-                decision = self.decision,
+                decision = if self.is_hit() { "cache_hit" } else { self.decision },
+                cache = self.cache.map_or("off", CacheNote::as_str),
                 overlap = self.overlap.map_or(0, |(blocks, _)| blocks),
                 attempts = self.attempts,
                 ttft_ms = self.ttft.map_or(0.0, millis),

@@ -29,14 +29,26 @@ pub struct CacheSettings {
     pub max_response_size: u64,
     /// Bytes of a stream that is kept to be cached.
     pub max_stream_buffer_size: u64,
+    /// Raised to make all that was kept before unreachable.
+    pub key_version: u32,
+    /// Whether clients may have answers cached that are not deterministic.
+    pub allow_force: bool,
+    /// Whether answers are cached that ended at their limit of tokens.
+    pub cache_truncated: bool,
+    /// How long a gateway waits for the equal call of another one.
+    pub other_gateway_wait: Duration,
     /// What L1 is.
     pub l1_type: CacheBackend,
     /// Bytes of a value in L1.
     pub l1_max_value_size: u64,
+    /// Bytes of the tier in memory.
+    pub l1_max_bytes: u64,
+    /// How long a lookup in L1 may take.
+    pub l1_lookup_budget: Duration,
     /// Redis.
     pub redis: RedisSettings,
-    /// The object store.
-    pub l2: ObjectStoreSettings,
+    /// The warm tier.
+    pub l2: L2Settings,
     /// Whether an L2 hit goes into L1.
     pub promote_on_hit: bool,
     /// How long it stays there.
@@ -60,9 +72,34 @@ pub struct RedisSettings {
     pub fallback_to_memory: bool,
 }
 
+/// What the warm tier is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum L2Type {
+    /// An object store.
+    S3,
+    /// A directory of this machine.
+    Disk,
+}
+
 /// `response_cache.l2`.
 #[derive(Debug, Clone)]
-pub struct ObjectStoreSettings {
+pub struct L2Settings {
+    /// What it is.
+    pub kind: L2Type,
+    /// The directory, for disk.
+    pub directory: Option<String>,
+    /// Bytes on the disk.
+    pub max_bytes: u64,
+    /// Certificates that are trusted, for an S3 endpoint with https.
+    pub ca_file: Option<String>,
+    /// For one connection.
+    pub connect_timeout: Duration,
+    /// For one call.
+    pub request_timeout: Duration,
+    /// How long a lookup may take.
+    pub lookup_budget: Duration,
+    /// How often what has expired is looked for; none: never.
+    pub sweep_interval: Option<Duration>,
     /// The S3 endpoint.
     pub endpoint: Option<String>,
     /// The bucket.
@@ -105,15 +142,41 @@ impl CacheSettings {
             10 << 20,
             "The most of one stream that is kept to be cached.",
         );
+        let key_version = s.int(
+            "key_version",
+            (1, 0..=u64::from(u32::MAX)),
+            "Part of every key: another number makes all that was kept unreachable, for example after the weights behind a model's name have changed.",
+        ) as u32;
+        let allow_force = s.flag(
+            "allow_force",
+            true,
+            "Whether `x-tidegate-cache: force` has answers cached though temperature is not given as 0.",
+        );
+        let cache_truncated = s.flag(
+            "cache_truncated",
+            true,
+            "Whether answers are cached that ended at max_tokens (finish_reason length).",
+        );
+        let other_gateway_wait = Duration::from_millis(s.int(
+            "other_gateway_wait_ms",
+            (2000, 0..=60_000),
+            "With Redis: how long a request waits for the answer to an equal one that another gateway has sent, before it is sent too; 0: not at all.",
+        ));
         let l1 = s.section("l1", "The hot tier.");
         let l1_type = l1.choice("type", &l1_types, "memory", "memory or redis.");
         let l1_max_value_size = l1.size("max_value_size", 1 << 20, "Larger values go to L2 only.");
+        let l1_max_bytes = l1.size(
+            "max_bytes",
+            256 << 20,
+            "All values in memory, for type memory or where memory stands in for Redis; those not used for longest go first.",
+        );
+        let l1_lookup_budget = lookup_budget(&l1, 50);
         let redis = RedisSettings::read(&s.section(
             "redis",
             "Redis, for backend redis, l1.type redis and kv_cache_index.backend redis.",
         ));
         let l2 =
-            ObjectStoreSettings::read(&s.section("l2", "The warm tier: VAST Data S3, or any S3."));
+            L2Settings::read(&s.section("l2", "The warm tier: VAST Data S3, any S3, or a directory."));
         let tiered = s.section("tiered", "How the tiers work together.");
         CacheSettings {
             enabled,
@@ -121,8 +184,14 @@ impl CacheSettings {
             ttl,
             max_response_size,
             max_stream_buffer_size,
+            key_version,
+            allow_force,
+            cache_truncated,
+            other_gateway_wait,
             l1_type,
             l1_max_value_size,
+            l1_max_bytes,
+            l1_lookup_budget,
             redis,
             l2,
             promote_on_hit: tiered.flag(
@@ -151,14 +220,17 @@ impl CacheSettings {
                 "is required by the chosen backend",
             ));
         }
-        let l2 = [
-            ("endpoint", self.l2.endpoint.is_none()),
-            ("bucket", self.l2.bucket.is_none()),
-        ];
+        let l2 = match self.l2.kind {
+            L2Type::S3 => vec![
+                ("endpoint", self.l2.endpoint.is_none()),
+                ("bucket", self.l2.bucket.is_none()),
+            ],
+            L2Type::Disk => vec![("directory", self.l2.directory.is_none())],
+        };
         for (key, _) in l2.iter().filter(|(_, missing)| tiered && *missing) {
             faults.push(Fault::new(
                 format!("response_cache.l2.{key}"),
-                "is required by backend tiered",
+                "is required by backend tiered with this l2.type",
             ));
         }
         if self.l2.access_key.is_some() != self.l2.secret_key.is_some() {
@@ -207,9 +279,10 @@ impl RedisSettings {
     }
 }
 
-impl ObjectStoreSettings {
+impl L2Settings {
     fn read(s: &Section<'_>) -> Self {
-        s.choice("type", &[("s3", ())], "s3", "s3.");
+        let types = [("s3", L2Type::S3), ("disk", L2Type::Disk)];
+        let kind = s.choice("type", &types, "s3", "s3, or disk for a single machine.");
         let endpoint = s.url_or_none("endpoint", "The S3 endpoint, http:// or https://.");
         if let Some(url) = &endpoint
             && !["http://", "https://"]
@@ -218,7 +291,9 @@ impl ObjectStoreSettings {
         {
             s.fault("endpoint", "must begin with http:// or https://");
         }
-        ObjectStoreSettings {
+        let ms = |key, default, doc| Duration::from_millis(s.int(key, (default, 1..=600_000), doc));
+        L2Settings {
+            kind,
             endpoint,
             bucket: s.text_or_none("bucket", "The bucket."),
             key_prefix: s.text(
@@ -243,6 +318,25 @@ impl ObjectStoreSettings {
                 None,
                 "How long an L2 entry lives; default: ttl.",
             ),
+            ca_file: s.text_or_none(
+                "ca_file",
+                "Certificates (PEM) that are trusted in place of the public authorities, for an https:// endpoint.",
+            ),
+            connect_timeout: ms("connect_timeout_ms", 3000, "For one connection, in milliseconds."),
+            request_timeout: ms("request_timeout_ms", 10_000, "For writing or removing a value, in milliseconds."),
+            lookup_budget: lookup_budget(s, 150),
+            sweep_interval: match s.pause("sweep_interval", "6h", "How often objects are looked for that have outlived ttl_override, since S3 expires nothing by itself; 0s: never (a lifecycle rule of the bucket does as well).") {
+                Duration::ZERO => None,
+                interval => Some(interval),
+            },
+            directory: s.text_or_none("directory", "For type disk: where values are; one gateway has it for itself."),
+            max_bytes: s.size("max_bytes", 10 << 30, "For type disk: all values; those not used for longest go first."),
         }
     }
+}
+
+/// A request does not wait longer for a tier than this, whatever the tier's other limits are.
+fn lookup_budget(s: &Section<'_>, default: u64) -> Duration {
+    let doc = "The most that a lookup here adds to a request, in milliseconds; a tier that is slower counts as empty.";
+    Duration::from_millis(s.int("lookup_budget_ms", (default, 1..=60_000), doc))
 }

@@ -1,0 +1,143 @@
+//! What a request wants of the cache, and the key of its answer.
+
+use super::Rules;
+use crate::http::routes::ApiRoute;
+use actix_web::http::header::HeaderMap;
+use routing::cache_key::{CacheKey, KeyParts, short_digest};
+use routing::cache_policy::{Control, Kind, Request, Use, Why, of_request};
+use std::sync::Arc;
+use wire::answer::{Dialect, Form};
+use wire::canonical::canonical;
+use wire::media::refers_elsewhere;
+use wire::request::RequestView;
+
+/// `force`: the client wants its answer cached though another call might give another.
+const FORCE_HEADER: &str = "x-tidegate-cache";
+/// What shapes the transport only, what stands in the key apart, and what no engine gets to see.
+const NOT_IN_KEY: [&str; 4] = ["stream", "stream_options", "model", "kv_transfer_params"];
+/// Whose answers are shared who do not say who they are.
+const NOBODY: &str = "anonymous";
+
+/// A request that the cache may serve.
+#[derive(Debug, Clone)]
+pub struct Wish {
+    /// Where its answer is kept.
+    pub key: CacheKey,
+    /// As folders: `v1/MODEL/TENANT/DIGEST`.
+    pub path: Arc<str>,
+    /// Whether a kept answer will do.
+    pub may_read: bool,
+    /// The form that the client wants.
+    pub form: Form,
+    /// Whether the client wants token counts.
+    pub wants_usage: bool,
+    /// How many choices it asks for.
+    pub choices: usize,
+    /// Whose words are used.
+    pub dialect: Dialect,
+}
+
+/// Whose words a path answers in, if its answers can be kept.
+pub fn dialect(route: ApiRoute) -> Option<Dialect> {
+    match route {
+        ApiRoute::Chat => Some(Dialect::Chat),
+        ApiRoute::Completions => Some(Dialect::Completions),
+        ApiRoute::Embeddings => Some(Dialect::Embeddings),
+        ApiRoute::Responses => Some(Dialect::Responses),
+        ApiRoute::Messages => Some(Dialect::Messages),
+        ApiRoute::Rerank | ApiRoute::Tokenize | ApiRoute::Detokenize => None,
+    }
+}
+
+/// The tenant of a request: without keys of our own, whoever has the same credentials.
+pub fn tenant(headers: &HeaderMap) -> String {
+    let header = |name: &str| headers.get(name).map(|value| value.as_bytes());
+    let mut said = String::new();
+    for name in ["authorization", "x-api-key"] {
+        if let Some(value) = header(name) {
+            said += name;
+            said += &String::from_utf8_lossy(value);
+        }
+    }
+    if said.is_empty() { NOBODY.into() } else { said }
+}
+
+/// What a request wants of the cache, or why it passes it by.
+///
+/// # Errors
+/// Why its answer is neither looked up nor kept.
+pub fn wish(
+    rules: &Rules,
+    route: ApiRoute,
+    headers: &HeaderMap,
+    (body, view): (&[u8], &RequestView<'_>),
+    (model, tenant): (&str, &str),
+) -> Result<Wish, Why> {
+    let dialect = dialect(route).ok_or(Why::Path)?;
+    let wants_stream = view.wants_stream();
+    let form = if wants_stream { Form::Events } else { Form::Json };
+    let kind = match dialect {
+        Dialect::Embeddings => Kind::Embedding,
+        Dialect::Responses => Kind::Response,
+        Dialect::Chat | Dialect::Completions | Dialect::Messages => Kind::Generation,
+    };
+    let said = |name: &str| headers.get_all(name).filter_map(|value| value.to_str().ok());
+    let mut request = Request {
+        kind,
+        temperature: view.temperature(),
+        control: Control::of_all(said("cache-control")),
+        forced: said(FORCE_HEADER).any(|value| value.eq_ignore_ascii_case("force")),
+        may_force: rules.allow_force,
+        remote_media: false,
+        remembered: view.is_remembered(kind == Kind::Response),
+        shapes_stream: wants_stream && view.shapes_stream(),
+    };
+    if let Use::Bypass(why) = of_request(&request) {
+        return Err(why); // most requests: nothing more is read of them
+    }
+    request.remote_media = refers_elsewhere(body);
+    let may_read = match of_request(&request) {
+        Use::Bypass(why) => return Err(why),
+        Use::ReadAndKeep => true,
+        Use::KeepOnly => false,
+    };
+    let body = canonical(body, &NOT_IN_KEY).ok_or(Why::Body)?;
+    let parts = KeyParts {
+        route: route_name(route, dialect, form),
+        model,
+        key_version: rules.key_version,
+        tenant,
+        body: &body,
+    };
+    Ok(Wish {
+        key: parts.key(),
+        path: parts.path().into(),
+        may_read,
+        form,
+        wants_usage: !wants_stream || view.wants_usage(),
+        choices: match dialect {
+            Dialect::Chat | Dialect::Completions => view.choices(),
+            Dialect::Messages => 1,
+            Dialect::Embeddings | Dialect::Responses => 0,
+        },
+        dialect,
+    })
+}
+
+/// Where one form cannot be made of the other, each has entries of its own.
+fn route_name(route: ApiRoute, dialect: Dialect, form: Form) -> &'static str {
+    match (dialect, form) {
+        (Dialect::Responses, Form::Events) => "responses-stream",
+        (Dialect::Messages, Form::Events) => "messages-stream",
+        _ => route.as_str(),
+    }
+}
+
+/// A tenant as a folder of paths: by its digest, which is what `GET /admin/cache/key` shows.
+pub fn tenant_folder(tenant: &str) -> String {
+    short_digest(tenant)
+}
+
+#[cfg(test)]
+#[path = "wish_test.rs"]
+mod tests;
