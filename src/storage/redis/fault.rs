@@ -150,7 +150,8 @@ fn of_io(failure: &Failure) -> RedisError {
         Some(cause) => cause.kind().to_string(), // without the address, which an error of the resolver repeats
         None => "the connection was lost".to_owned(),
     };
-    let advice = "is the server up, and are the host, the port and redis:// or rediss:// of the url right?";
+    let advice =
+        "is the server up, and are the host, the port and redis:// or rediss:// of the url right?";
     RedisError::new(ErrorKind::Unavailable, format!("{what}: {advice}"))
 }
 
