@@ -48,6 +48,10 @@ pub enum ErrorKind {
     Broken,
     /// The value is larger than the store was set up for.
     TooLarge,
+    /// The store has no room for it. What it has, it still gives.
+    Full,
+    /// The store gives what it has, and takes nothing.
+    ReadOnly,
     /// The settings do not fit the store: no such bucket, another region, an unknown certificate.
     Misconfigured,
 }
@@ -81,6 +85,8 @@ impl fmt::Display for ErrorKind {
             ErrorKind::TooSlow => "too slow",
             ErrorKind::Broken => "broken",
             ErrorKind::TooLarge => "too large",
+            ErrorKind::Full => "full",
+            ErrorKind::ReadOnly => "read-only",
             ErrorKind::Misconfigured => "misconfigured",
         })
     }

@@ -18,10 +18,11 @@ pub type Answer<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
 /// Every call ends within the time that the store was set up with. Dropping a call gives it up; a `put` or a deletion that was
 /// given up may have happened all the same.
 pub trait Store: Debug + Send + Sync {
-    /// What it is, in one word, for log lines and labels: `s3`, `disk`.
+    /// What it is, in one word, for log lines and labels: `redis`, `s3`, `disk`.
     fn name(&self) -> &'static str;
 
-    /// The value of a key, whole and as it was stored, or none if there is none. It may have expired.
+    /// The value of a key, whole and as it was stored, or none if there is none. It may have expired, unless the
+    /// store forgets by itself, as Redis does.
     fn get<'a>(&'a self, key: &'a Key) -> Answer<'a, Option<Value>>;
 
     /// Keeps a value in place of any older one. Nobody ever gets a part of it.
@@ -30,7 +31,9 @@ pub trait Store: Debug + Send + Sync {
     /// Removes a value, if there is one.
     fn delete<'a>(&'a self, key: &'a Key) -> Answer<'a, ()>;
 
-    /// One page of the keys that begin with `prefix`, in the order of their bytes. An empty prefix means all.
+    /// One page of the keys that begin with `prefix`. An empty prefix means all.
+    ///
+    /// In the order of their bytes, where the store can: Redis has none, and may name a key twice over several pages.
     fn list<'a>(&'a self, prefix: &'a str, page: Page) -> Answer<'a, Listing>;
 
     /// Removes one page of the keys that begin with `prefix`. Go on with the cursor until there is none.

@@ -141,7 +141,7 @@ mod tests {
         assert!(index.used("a").is_some());
         assert_eq!(
             index.insert("d", entry(BLOCK_BYTES + 1)),
-            ["b".into(), "c".into()]
+            [Arc::<str>::from("b"), "c".into()]
         );
         assert_eq!(keys(&index), ["a", "d"]);
         assert_eq!(index.bytes(), 3 * BLOCK_BYTES);

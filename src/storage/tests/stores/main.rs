@@ -1,4 +1,5 @@
-//! Stores as their users see them: what all have in common, and what only an object store or a directory can do wrong.
+//! Stores as their users see them: what all have in common, and what only Redis, an object store or a directory can do
+//! wrong.
 
 #![allow(clippy::unwrap_used)] // a test panics on purpose
 

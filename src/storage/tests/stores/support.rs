@@ -1,13 +1,16 @@
 //! Stores to test, and short ways to say keys and values.
 
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use redis_servers::{Cluster, Single, Tls};
 use s3_server::{Config, Server};
 use std::any::Any;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use storage::{
-    Credentials, DiskSettings, DiskStore, Key, MemoryStore, S3Settings, S3Store, Store, StoreError,
-    Value,
+    Credentials, DiskSettings, DiskStore, Key, MemoryStore, RedisSettings, RedisStore, S3Settings,
+    S3Store, Store, StoreError, Value,
 };
+use tempfile::TempDir;
 
 /// Longer than any call takes here, so that running out of time is a failure.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -47,6 +50,112 @@ pub async fn s3() -> Opened {
         store: Box::new(store),
         _with: Box::new(server),
     }
+}
+
+pub async fn redis() -> Opened {
+    let server = Single::start();
+    opened_redis(redis_settings(&server.url()), server)
+}
+
+pub async fn redis_cluster() -> Opened {
+    let cluster = Cluster::start();
+    opened_redis(redis_settings(&cluster.url()), cluster)
+}
+
+pub async fn redis_tls() -> Opened {
+    let authority = Authority::new("127.0.0.1");
+    let server = Single::start_tls(&authority.tls());
+    opened_redis(
+        authority.trusted(redis_settings(&server.url())),
+        (server, authority),
+    )
+}
+
+pub async fn redis_cluster_tls() -> Opened {
+    let authority = Authority::new("127.0.0.1");
+    let cluster = Cluster::start_tls(&authority.tls());
+    opened_redis(
+        authority.trusted(redis_settings(&cluster.url())),
+        (cluster, authority),
+    )
+}
+
+fn opened_redis(settings: RedisSettings, with: impl Any) -> Opened {
+    Opened {
+        store: Box::new(redis_store(&settings)),
+        _with: Box::new(with),
+    }
+}
+
+pub fn redis_store(settings: &RedisSettings) -> RedisStore {
+    RedisStore::open(settings, REDIS_PREFIX, VALUE_BYTES_MAX).unwrap()
+}
+
+/// Before every key, with what is a pattern to Redis.
+pub const REDIS_PREFIX: &str = "cr:resp[*]:";
+
+pub fn redis_settings(url: &str) -> RedisSettings {
+    RedisSettings {
+        url: url.into(),
+        pool_size: 8,
+        connect_timeout: PATIENCE,
+        command_timeout: PATIENCE,
+        connection_max_age: Duration::from_secs(600),
+        ca_file: None,
+    }
+}
+
+/// An authority of a test's own, and a certificate that it has signed.
+pub struct Authority {
+    directory: TempDir,
+}
+
+impl Authority {
+    pub fn new(host: &str) -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new([host.to_owned()]).unwrap();
+        let certificate = params.signed_by(&key, &authority).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let files = [
+            ("ca.pem", authority.pem()),
+            ("key.pem", key.serialize_pem()),
+            ("server.pem", certificate.pem()),
+        ];
+        for (name, pem) in files {
+            std::fs::write(directory.path().join(name), pem).unwrap();
+        }
+        Authority { directory }
+    }
+
+    pub fn tls(&self) -> Tls {
+        let file = |name| self.directory.path().join(name);
+        Tls {
+            certificate: file("server.pem"),
+            key: file("key.pem"),
+            authority: file("ca.pem"),
+        }
+    }
+
+    pub fn trusted(&self, settings: RedisSettings) -> RedisSettings {
+        let ca_file = Some(self.tls().authority);
+        RedisSettings {
+            ca_file,
+            ..settings
+        }
+    }
+}
+
+/// Whether keys are listed in the order of their bytes.
+pub fn is_ordered(store: &dyn Store) -> bool {
+    store.name() != "redis"
+}
+
+/// Whether it lets go of a value by itself when it has expired.
+pub fn forgets(store: &dyn Store) -> bool {
+    store.name() == "redis"
 }
 
 pub fn disk_settings(directory: &Path) -> DiskSettings {
