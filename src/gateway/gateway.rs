@@ -1,5 +1,6 @@
 //! What requests share: once per process ([`Gateway`]) and once per worker thread ([`Worker`]).
 
+use crate::cache::AnswerCache;
 use crate::kv::TokenCache;
 use crate::settings::Settings;
 use crate::telemetry::handles::Handles;
@@ -26,6 +27,8 @@ pub struct Gateway {
     pub kv: Option<KvIndexHandle>,
     /// How sharing with other gateways is doing, when `kv_cache_index.backend` is redis.
     pub sharing: Option<Arc<ShareState>>,
+    /// Answers that are kept, when `response_cache` is on.
+    pub cache: Option<Arc<AnswerCache>>,
     /// Makes tokens of prompts, by model.
     pub encoders: Encoders,
     /// The threads on which they do.
@@ -40,6 +43,14 @@ pub struct Gateway {
     pub phase: Phases,
     /// Renders `/metrics`.
     pub prometheus: PrometheusHandle,
+}
+
+impl Gateway {
+    /// Calls that are being made for requests that share them, or whose answers are being kept.
+    pub fn flights(&self) -> usize {
+        let cache = self.cache.as_ref();
+        cache.map_or(0, |cache| cache.flights.running())
+    }
 }
 
 /// Of one worker thread.

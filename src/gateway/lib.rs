@@ -1,5 +1,6 @@
 //! The inference router: serves HTTP in OpenAI form and routes it through the actors.
 
+pub mod cache;
 pub mod cli;
 pub mod gateway;
 mod healthcheck;

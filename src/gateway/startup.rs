@@ -2,6 +2,7 @@
 //! listener, waits for a signal, and drains.
 
 use crate::gateway::{Buffered, Gateway, Phase, Phases, Requests, Worker};
+use crate::cache;
 use crate::http;
 use crate::kv::{TokenCache, parity, share, wiring};
 use crate::settings::Settings;
@@ -78,7 +79,7 @@ pub async fn serve(settings: Settings, started: impl FnOnce(&Running)) -> i32 {
             return 1;
         }
     };
-    let running = match start(settings) {
+    let running = match start(settings).await {
         Ok(running) => running,
         Err(error) => {
             // not by the log: its level may hide it
@@ -120,7 +121,7 @@ impl Signals {
 ///
 /// # Errors
 /// When the address cannot be bound; the message names it.
-pub fn start(mut settings: Settings) -> std::io::Result<Running> {
+pub async fn start(mut settings: Settings) -> std::io::Result<Running> {
     for section in settings.inactive() {
         warn!(
             section,
@@ -137,6 +138,8 @@ pub fn start(mut settings: Settings) -> std::io::Result<Running> {
         .transpose();
     let sharing = sharing.map_err(std::io::Error::other)?;
     let kv = index.map(|index| KvIndex::supervised(index).1);
+    let cache = cache::wiring::start(&settings.response_cache).await;
+    let cache = cache.map_err(std::io::Error::other)?;
     let prober = HttpProber::new(
         client_settings(&settings),
         settings.health_checks.path.clone(),
@@ -156,6 +159,7 @@ pub fn start(mut settings: Settings) -> std::io::Result<Running> {
         directory,
         kv,
         sharing,
+        cache,
         encoders,
         encoding: EncodingThreads::start(encoding_threads())?,
         requests: Requests::default(),
@@ -322,7 +326,8 @@ impl Running {
     }
 
     async fn all_ended(&self) {
-        while self.gateway.requests.count() > 0 {
+        // answers are kept after the client has them
+        while self.gateway.requests.count() > 0 || self.gateway.flights() > 0 {
             tokio::time::sleep(DRAIN_POLL).await;
         }
     }

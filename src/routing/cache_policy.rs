@@ -26,14 +26,18 @@ pub struct Control {
 impl Control {
     /// Reads the header's value; directives that are not known count for nothing.
     pub fn parse(value: &str) -> Self {
-        let said = |name: &str| {
-            let mut directives = value.split(',').map(str::trim);
-            directives.any(|directive| directive.eq_ignore_ascii_case(name))
-        };
-        Control {
-            no_cache: said("no-cache"),
-            no_store: said("no-store"),
+        Control::of_all([value])
+    }
+
+    /// The same of a header that stands more than once.
+    pub fn of_all<'a>(values: impl IntoIterator<Item = &'a str>) -> Self {
+        let mut control = Control::default();
+        let directives = values.into_iter().flat_map(|value| value.split(','));
+        for directive in directives.map(str::trim) {
+            control.no_cache |= directive.eq_ignore_ascii_case("no-cache");
+            control.no_store |= directive.eq_ignore_ascii_case("no-store");
         }
+        control
     }
 }
 
@@ -89,6 +93,17 @@ pub enum Why {
 }
 
 impl Why {
+    /// All of them, in order.
+    pub const ALL: [Why; 7] = [
+        Why::Path,
+        Why::NoStore,
+        Why::NotDeterministic,
+        Why::RemoteMedia,
+        Why::Remembered,
+        Why::StreamOptions,
+        Why::Body,
+    ];
+
     /// The word used in metrics and answers.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -168,6 +183,17 @@ pub enum Skip {
 }
 
 impl Skip {
+    /// All of them, in order.
+    pub const ALL: [Skip; 7] = [
+        Skip::Error,
+        Skip::Incomplete,
+        Skip::Aborted,
+        Skip::TooLarge,
+        Skip::Truncated,
+        Skip::Unreadable,
+        Skip::Purged,
+    ];
+
     /// The word used in metrics.
     pub fn as_str(self) -> &'static str {
         match self {

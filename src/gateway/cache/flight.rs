@@ -399,12 +399,18 @@ impl Seat {
         state.waiters[self.at].as_mut().expect("sits until dropped")
     }
 
-    /// All chunks to the end, and how it ended.
-    pub async fn collect(&mut self) -> (Vec<Bytes>, End) {
-        let mut chunks = Vec::new();
+    /// All chunks to the end, and how it ended; broken off when they are more than so many bytes.
+    pub async fn collect(&mut self, limit: usize) -> (Vec<Bytes>, End) {
+        let (mut chunks, mut bytes) = (Vec::new(), 0);
         loop {
             match std::future::poll_fn(|cx| self.poll_chunk(cx)).await {
-                Ok(chunk) => chunks.push(chunk),
+                Ok(chunk) => {
+                    bytes += chunk.len();
+                    chunks.push(chunk);
+                    if bytes > limit {
+                        return (chunks, End::Broken(By::Router, ErrorKind::BadBody));
+                    }
+                }
                 Err(end) => return (chunks, end),
             }
         }
@@ -434,6 +440,3 @@ impl Drop for Seat {
     }
 }
 
-#[cfg(test)]
-#[path = "flight_test.rs"]
-mod tests;

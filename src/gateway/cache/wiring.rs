@@ -1,7 +1,6 @@
 //! From settings to the tiers of the response cache.
 
 use super::{AnswerCache, Counts, Rules};
-use crate::redis::Redis;
 use crate::settings::{CacheBackend, CacheSettings, L2Type};
 use actors::response_cache::{
     LockSettings, Memory, MemoryUse, ResponseCache, ResponseCacheSettings, StoreTierSettings,
@@ -9,7 +8,10 @@ use actors::response_cache::{
 };
 use std::path::PathBuf;
 use std::sync::Arc;
-use storage::{Credentials, DiskSettings, DiskStore, Lock, S3Settings, S3Store, Store};
+use std::time::Duration;
+use storage::{
+    Credentials, DiskSettings, DiskStore, Lock, RedisSettings, RedisStore, S3Settings, S3Store, Store,
+};
 
 /// Room for what an entry has beside the answer's own bytes.
 const ENTRY_HEAD_MAX: u64 = 1024;
@@ -25,11 +27,11 @@ pub async fn start(settings: &CacheSettings) -> Result<Option<Arc<AnswerCache>>,
         return Ok(None);
     }
     let redis = match settings.l1() {
-        CacheBackend::Redis => Some(Redis::store(&settings.redis, value_max(settings))?),
+        CacheBackend::Redis => Some(Arc::new(redis(settings)?)),
         _ => None,
     };
     let l1 = redis.as_ref().map(|store| StoreTierSettings {
-        store: store.clone(),
+        store: store.clone() as Arc<dyn Store>,
         budget: settings.l1_lookup_budget,
         put_timeout: settings.redis.command_timeout,
         sweep: None, // Redis forgets by itself
@@ -88,6 +90,21 @@ fn bytes(size: u64) -> usize {
 fn value_max(settings: &CacheSettings) -> usize {
     let answer = settings.max_response_size.max(settings.max_stream_buffer_size);
     bytes(answer + ENTRY_HEAD_MAX)
+}
+
+fn redis(settings: &CacheSettings) -> Result<RedisStore, String> {
+    let redis = &settings.redis;
+    let url = redis.url.as_ref().ok_or("response_cache.redis.url is not set")?;
+    let connection = RedisSettings {
+        url: url.0.to_string(),
+        pool_size: redis.pool_size,
+        connect_timeout: redis.connect_timeout,
+        command_timeout: redis.command_timeout,
+        connection_max_age: Duration::from_secs(600),
+        ca_file: None,
+    };
+    let store = RedisStore::open(&connection, &redis.key_prefix, value_max(settings));
+    store.map_err(|error| format!("response_cache.redis: {}", error.detail))
 }
 
 async fn warm(settings: &CacheSettings) -> Result<StoreTierSettings, String> {

@@ -138,6 +138,3 @@ pub fn tenant_folder(tenant: &str) -> String {
     short_digest(tenant)
 }
 
-#[cfg(test)]
-#[path = "wish_test.rs"]
-mod tests;

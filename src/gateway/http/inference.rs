@@ -4,13 +4,16 @@ use super::body::{BodyLimits, ReadBody, read};
 use super::error::Refusal;
 use super::routes::ApiRoute;
 use super::{request_id, worker};
+use crate::cache::serve;
+use crate::cache::wish::{self, Wish};
 use crate::gateway::{Phase, Worker};
 use crate::proxy::{self, Call, headers};
-use crate::telemetry::report::Report;
+use crate::telemetry::report::{CacheNote, Report};
 use actix_web::http::header::{HeaderName, HeaderValue};
 use actix_web::web::Payload;
 use actix_web::{HttpRequest, HttpResponse};
 use bytes::Bytes;
+use routing::cache_policy::Why;
 use routing::ids::SessionKey;
 use routing::prefix_key::{PrefixParts, prefix_key, session_key};
 use std::sync::Arc;
@@ -36,12 +39,19 @@ pub async fn handle(route: ApiRoute, request: HttpRequest, payload: Payload) -> 
         // the client is gone: nobody reads this, and the report says so
         None => return HttpResponse::BadRequest().finish(),
     };
-    match call(&worker, route, &request, body, &report.request_id) {
-        Ok(call) => {
-            report.model(&call.model);
+    let (call, wish) = match call(&worker, route, &request, body, &report.request_id) {
+        Ok(asked) => asked,
+        Err(refusal) => return refuse(refusal, report),
+    };
+    report.model(&call.model);
+    match (wish, worker.gateway.cache.clone()) {
+        (Some(Ok(wish)), Some(cache)) => serve::serve((call, wish), worker, cache, report).await,
+        (Some(Err(why)), Some(cache)) => {
+            cache.bypass(why);
+            report.cache = Some(CacheNote::Bypass);
             proxy::serve(call, worker, report).await
         }
-        Err(refusal) => refuse(refusal, report),
+        _ => proxy::serve(call, worker, report).await,
     }
 }
 
@@ -63,14 +73,17 @@ pub fn refuse(refusal: Refusal, mut report: Report) -> HttpResponse {
     response
 }
 
-/// What is to be asked of a backend.
+/// What a request wants of the cache, or why it passes it by; none when there is no cache.
+pub type Wished = Option<Result<Wish, Why>>;
+
+/// What is to be asked of a backend, unless the cache has it.
 pub(super) fn call(
     worker: &Worker,
     route: ApiRoute,
     request: &HttpRequest,
     body: ReadBody,
     request_id: &str,
-) -> Result<Call, Refusal> {
+) -> Result<(Call, Wished), Refusal> {
     let settings = &worker.gateway.settings;
     let view = RequestView::parse(&body.bytes).map_err(Refusal::Body)?;
     let asked = view.model().map_err(Refusal::Body)?;
@@ -99,8 +112,15 @@ pub(super) fn call(
     };
     let rewritten = rewrite(&body.bytes, &view, alias.map(|model| &**model), ask_usage);
     let session = session(request, &settings.session_header, &view);
-    Ok(Call {
+    let wish = worker.gateway.cache.as_ref().map(|cache| {
+        let tenant = wish::tenant(request.headers());
+        let of = (&*body.bytes, &view);
+        wish::wish(&cache.rules, route, request.headers(), of, (&model, &tenant))
+    });
+    let asks_usage = ask_usage || view.wants_usage();
+    let call = Call {
         route,
+        asks_usage,
         wants_stream,
         headers: headers::to_backend(request.headers(), request_id),
         body: rewritten.unwrap_or(body.bytes.clone()),
@@ -109,7 +129,8 @@ pub(super) fn call(
         prefix,
         session,
         edit,
-    })
+    };
+    Ok((call, wish))
 }
 
 fn session(request: &HttpRequest, header: &str, view: &RequestView<'_>) -> Option<SessionKey> {

@@ -1,7 +1,7 @@
 //! One request against the fleet: ask the router, try a backend, try another where that is
 //! allowed, and hand the answer over.
 
-mod answer;
+pub mod answer;
 mod attempt;
 mod events;
 pub mod headers;
@@ -52,6 +52,8 @@ pub struct Call {
     pub session: Option<SessionKey>,
     /// What is changed in the answer.
     pub edit: AnswerEdit,
+    /// Whether token counts are asked for, by the client or by us.
+    pub asks_usage: bool,
 }
 
 /// How the attempts ended.

@@ -18,7 +18,7 @@ pub use reference::{effective_yaml, reference_yaml};
 pub use sections::{
     AdminSettings, BreakerSettings, CacheBackend, CacheSettings, DisaggSettings, DrainSettings,
     EventSource, ExternalStorage, HealthCheckSettings, KvIndexSettings, LogFormat, LoggingSettings,
-    ObjectStoreSettings, PrefixSettings, RedisSettings, RetrySettings, ScoringSettings,
+    L2Settings, L2Type, PrefixSettings, RedisSettings, RetrySettings, ScoringSettings,
     ServerSettings, Tokenizer, UpstreamSettings,
 };
 

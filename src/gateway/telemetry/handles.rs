@@ -2,7 +2,8 @@
 
 use super::names;
 use crate::http::routes::ApiRoute;
-use actors::backend::{Backend, Outcome};
+use actors::backend::{Backend, Outcome as CallOutcome};
+use actors::response_cache::{Outcome, Step};
 use metrics::{Counter, Histogram, counter, histogram};
 use routing::ids::BackendId;
 use std::cell::{OnceCell, RefCell};
@@ -21,7 +22,7 @@ pub struct BackendHandles {
 
 impl BackendHandles {
     /// Counts how an attempt ended.
-    pub fn count(&self, outcome: Outcome) {
+    pub fn count(&self, outcome: CallOutcome) {
         self.outcomes[outcome as usize].increment(1);
     }
 }
@@ -54,6 +55,9 @@ pub struct Handles {
     lookups: RefCell<HashMap<&'static str, Counter>>,
     asks: OnceCell<Histogram>,
     overlaps: OnceCell<Histogram>,
+    cache: RefCell<HashMap<&'static str, Counter>>,
+    saved: RefCell<HashMap<(Arc<str>, &'static str), Counter>>,
+    hit_bytes: RefCell<HashMap<&'static str, Counter>>,
 }
 
 impl Handles {
@@ -62,11 +66,11 @@ impl Handles {
         let mut backends = self.backends.borrow_mut();
         let handles = backends.entry(backend.id).or_insert_with(|| {
             let name = backend.spec.name.to_string();
-            let outcome = |outcome: Outcome| counter!(names::BACKEND_REQUESTS, "backend" => name.clone(), "outcome" => outcome.as_str());
+            let outcome = |outcome: CallOutcome| counter!(names::BACKEND_REQUESTS, "backend" => name.clone(), "outcome" => outcome.as_str());
             Rc::new(BackendHandles {
                 ttft: histogram!(names::TTFT, "backend" => name.clone()),
                 itl: histogram!(names::ITL, "backend" => name.clone()),
-                outcomes: Outcome::ALL.map(outcome),
+                outcomes: CallOutcome::ALL.map(outcome),
             })
         });
         handles.clone()
@@ -140,6 +144,40 @@ impl Handles {
     pub fn overlap(&self, share: f64) {
         let overlaps = self.overlaps.get_or_init(|| histogram!(names::KV_OVERLAP));
         overlaps.record(share);
+    }
+
+    /// Counts a request by what the response cache did.
+    pub fn cache_request(&self, result: &'static str) {
+        let mut cache = self.cache.borrow_mut();
+        let counter = cache.entry(result);
+        counter
+            .or_insert_with(|| counter!(names::CACHE_REQUESTS, "result" => result))
+            .increment(1);
+    }
+
+    /// Counts an answer from a tier: its bytes, and the tokens that no engine had to make.
+    pub fn saved(&self, tier: &'static str, model: &Arc<str>, (bytes, tokens): (u64, (u64, u64))) {
+        self.hit_bytes
+            .borrow_mut()
+            .entry(tier)
+            .or_insert_with(|| counter!(names::CACHE_HIT_BYTES, "tier" => tier))
+            .increment(bytes);
+        for (kind, count) in [("prompt", tokens.0), ("completion", tokens.1)] {
+            self.saved
+                .borrow_mut()
+                .entry((model.clone(), kind))
+                .or_insert_with(|| counter!(names::CACHE_SAVED_TOKENS, "model" => model.to_string(), "kind" => kind))
+                .increment(count);
+        }
+    }
+
+    /// Counts a lookup in a tier outside of the process.
+    pub fn cache_lookup(&self, step: Step) {
+        let (tier, result) = (step.tier, step.outcome.as_str());
+        counter!(names::CACHE_LOOKUPS, "tier" => tier, "result" => result).increment(1);
+        if step.outcome != Outcome::Skipped {
+            histogram!(names::CACHE_LOOKUP, "tier" => tier).record(step.took.as_secs_f64());
+        }
     }
 
     /// Counts a decision.

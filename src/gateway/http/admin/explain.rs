@@ -36,7 +36,7 @@ pub(super) async fn explain(
         None => return Ok(HttpResponse::BadRequest().finish()), // nobody reads this
     };
     let route = route(request.query_string(), &body.bytes)?;
-    let call = inference::call(&worker, route, request, body, &request_id(request))?;
+    let (call, _) = inference::call(&worker, route, request, body, &request_id(request))?;
     let found = match &worker.gateway.kv {
         Some(kv) => lookup::look(&call, &worker, kv).await,
         None => Err("off"),

@@ -207,6 +207,14 @@ impl CacheSettings {
         }
     }
 
+    /// What the hot tier is.
+    pub fn l1(&self) -> CacheBackend {
+        match self.backend {
+            CacheBackend::Tiered => self.l1_type,
+            backend => backend,
+        }
+    }
+
     pub(in crate::settings) fn check(&self, faults: &mut Vec<Fault>) {
         if !self.enabled {
             return;

@@ -6,7 +6,7 @@ mod kv_index;
 mod placement;
 mod server;
 
-pub use cache::{CacheBackend, CacheSettings, ObjectStoreSettings, RedisSettings};
+pub use cache::{CacheBackend, CacheSettings, L2Settings, L2Type, RedisSettings};
 pub use disagg::{DisaggSettings, ExternalStorage};
 pub use kv_index::{EventSource, KvIndexSettings, ScoringSettings, Tokenizer};
 pub use placement::{
