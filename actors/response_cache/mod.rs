@@ -150,13 +150,23 @@ pub struct ResponseCacheHandle {
 }
 
 impl ResponseCacheHandle {
-    /// An entry in memory, where memory is asked: at once, on any thread.
-    pub fn in_memory(&self, key: &CacheKey) -> Option<Arc<Kept>> {
+    /// Looks into memory, where memory is asked: at once, on any thread.
+    pub fn in_memory(&self, key: &CacheKey) -> Option<(Step, Option<Arc<Kept>>)> {
         let used = self.memory.as_ref()?;
         if used.stands_in && self.tiers[0].up.load(Relaxed) {
             return None; // what others removed from L1 must not come back from here
         }
-        used.memory.get(key)
+        let kept = used.memory.get(key);
+        let step = Step {
+            tier: "memory",
+            outcome: if kept.is_some() {
+                Outcome::Hit
+            } else {
+                Outcome::Miss
+            },
+            took: Duration::ZERO,
+        };
+        Some((step, kept))
     }
 }
 

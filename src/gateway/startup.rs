@@ -1,8 +1,8 @@
 //! From settings to a serving process, and back: starts logging, metrics, the actor tree and the
 //! listener, waits for a signal, and drains.
 
-use crate::gateway::{Buffered, Gateway, Phase, Phases, Requests, Worker};
 use crate::cache;
+use crate::gateway::{Buffered, Gateway, Phase, Phases, Requests, Worker};
 use crate::http;
 use crate::kv::{TokenCache, parity, share, wiring};
 use crate::settings::Settings;

@@ -7,8 +7,8 @@ use super::{AnswerCache, judge};
 use crate::gateway::Worker;
 use crate::proxy::{self, AnswerBody, Answered, Call, Flown, Opened, Told};
 use crate::telemetry::report::Report;
-use actors::response_cache::{Find, Found, Keep, Release, ResponseCache};
 use actix::Addr;
+use actors::response_cache::{Find, Found, Keep, Release, ResponseCache};
 use bytes::Bytes;
 use hyper::{HeaderMap, StatusCode};
 use routing::cache_policy::Skip;
@@ -61,7 +61,13 @@ enum Made {
 
 /// Runs a flight to its end.
 pub async fn drive(flown: Drive, cache: Arc<AnswerCache>) {
-    let Drive { pilot, call, wish, worker, report } = flown;
+    let Drive {
+        pilot,
+        call,
+        wish,
+        worker,
+        report,
+    } = flown;
     let work = fetch(&pilot, &call, (&wish, &cache), &worker, report);
     let (made, locked) = tokio::select! {
         biased;
@@ -135,7 +141,13 @@ async fn find(
     let budget = settings.l1_lookup_budget + settings.l2.lookup_budget;
     let limit = budget + settings.other_gateway_wait * 2 + ASK_SLACK;
     let asked = tokio::time::timeout(limit, address.send(find)).await;
-    let Ok(Ok(Found { entry, steps, waited, locked })) = asked else {
+    let Ok(Ok(Found {
+        entry,
+        steps,
+        waited,
+        locked,
+    })) = asked
+    else {
         return (None, None);
     };
     for step in steps {
@@ -146,14 +158,19 @@ async fn find(
     }
     let locked = locked.then(|| Locked(address.clone(), pilot.key()));
     // an entry without token counts is none for who wants them
-    let usable = entry.filter(|(entry, _)| entry.tokens.is_some() || !wish.wants_usage);
+    let usable = entry.filter(|(entry, _)| wish.is_served_by(entry));
     (usable, locked)
 }
 
 /// Gives the answer to the waiters, as it comes.
 async fn hand_out(pilot: &Pilot, call: &Call, opened: Opened, mut report: Report) -> Made {
     match opened {
-        Opened::Whole { status, headers, body, usage } => {
+        Opened::Whole {
+            status,
+            headers,
+            body,
+            usage,
+        } => {
             if let Some(usage) = usage {
                 report.usage(usage);
             }
@@ -170,7 +187,11 @@ async fn hand_out(pilot: &Pilot, call: &Call, opened: Opened, mut report: Report
         }
         Opened::Stream(parts) => {
             let (head, mut body) = parts.shared(call, report);
-            let form = if head.is_events { Form::Events } else { Form::Json };
+            let form = if head.is_events {
+                Form::Events
+            } else {
+                Form::Json
+            };
             let (status, headers) = (head.status, head.headers.clone());
             pilot.head(head);
             let whole = pump(pilot, &mut body).await;
@@ -249,7 +270,11 @@ async fn keep(
         Some(body) => judge::entry(&cache.rules, wish, head, (form, body)),
     };
     let judged = judged.and_then(|entry| {
-        if pilot.was_purged() { Err(Skip::Purged) } else { Ok(entry) }
+        if pilot.was_purged() {
+            Err(Skip::Purged)
+        } else {
+            Ok(entry)
+        }
     });
     let entry = match judged {
         Ok(entry) => entry,

@@ -178,7 +178,10 @@ impl Flight {
 
     fn leave_table(&self) {
         let mut shard = self.flights.shard(&self.key);
-        if shard.get(&self.key).is_some_and(|flight| std::ptr::eq(&**flight, self)) {
+        if shard
+            .get(&self.key)
+            .is_some_and(|flight| std::ptr::eq(&**flight, self))
+        {
             shard.remove(&self.key);
         }
     }
@@ -201,7 +204,12 @@ impl State {
 
     /// Lets go of what everybody has taken; answers how many bytes.
     fn trim(&mut self) -> usize {
-        let slowest = self.waiters.iter().flatten().map(|waiter| waiter.next).min();
+        let slowest = self
+            .waiters
+            .iter()
+            .flatten()
+            .map(|waiter| waiter.next)
+            .min();
         let slowest = slowest.unwrap_or(self.gone + self.chunks.len());
         let before = self.bytes;
         while self.gone < slowest
@@ -371,7 +379,10 @@ impl Seat {
         let (polled, driver, let_go) = {
             let mut state = lock(&self.flight.state);
             let gone = state.gone;
-            let next = state.waiters[self.at].as_ref().expect("sits until dropped").next;
+            let next = state.waiters[self.at]
+                .as_ref()
+                .expect("sits until dropped")
+                .next;
             match state.chunks.get(next - gone).cloned() {
                 Some(chunk) => {
                     self.waiter(&mut state).next = next + 1;
@@ -439,4 +450,3 @@ impl Drop for Seat {
         }
     }
 }
-

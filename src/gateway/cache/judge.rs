@@ -43,7 +43,9 @@ pub fn entry(
         keep_truncated: rules.keep_truncated,
     };
     of_answer(&answer, wish.choices)?;
-    let content_type = headers.get("content-type").and_then(|value| value.to_str().ok());
+    let content_type = headers
+        .get("content-type")
+        .and_then(|value| value.to_str().ok());
     let usage = said.usage;
     Ok(Entry {
         form,

@@ -1,11 +1,11 @@
 //! A client's side of the cache: an answer from memory at once, or a seat in the flight that gets it.
 
+use super::AnswerCache;
 use super::drive::{Drive, drive};
 use super::flight::{End, Heard, Seat};
 use super::judge::unix_ms;
 use super::shape::{content_type, edited, formed};
 use super::wish::Wish;
-use super::AnswerCache;
 use crate::gateway::Worker;
 use crate::http::error::{By, ErrorKind, Refusal};
 use crate::http::refuse;
@@ -53,10 +53,13 @@ pub async fn serve(
         },
     };
     if wish.may_read
-        && let Some(kept) = cache.tiers.in_memory(&wish.key)
-        && (kept.entry.tokens.is_some() || !wish.wants_usage || wish.dialect == Dialect::Embeddings)
+        && let Some((step, kept)) = cache.tiers.in_memory(&wish.key)
     {
-        return stored((&kept.entry, "memory"), &caller, &worker, report);
+        worker.handles.cache_lookup(step);
+        let usable = kept.filter(|kept| wish.is_served_by(&kept.entry));
+        if let Some(kept) = usable {
+            return stored((&kept.entry, "memory"), &caller, &worker, report);
+        }
     }
     // the answer is passed to each client with that client's changes
     call.edit = AnswerEdit::default();
@@ -75,7 +78,13 @@ pub async fn serve(
     if let Some(pilot) = pilot {
         report.cache = Some(CacheNote::Miss);
         let drive = drive(
-            Drive { pilot, call, wish, worker: worker.clone(), report: report.of_call() },
+            Drive {
+                pilot,
+                call,
+                wish,
+                worker: worker.clone(),
+                report: report.of_call(),
+            },
             cache,
         );
         actix_web::rt::spawn(drive);
@@ -116,7 +125,12 @@ fn stored(
         prompt_tokens_details: None,
     });
     let kind = content_type(&entry.content_type, (entry.form, caller.form));
-    respond((StatusCode::OK, &typed(&kind)), (entry.form, &entry.body), caller, report)
+    respond(
+        (StatusCode::OK, &typed(&kind)),
+        (entry.form, &entry.body),
+        caller,
+        report,
+    )
 }
 
 fn typed(content_type: &str) -> HeaderMap {
@@ -136,7 +150,12 @@ fn whole(answered: &Answered, caller: &Caller, mut report: Report) -> HttpRespon
     report.first_byte();
     let (status, body) = (answered.status, &answered.body);
     if caller.form == Form::Json {
-        return respond((status, &answered.headers), (Form::Json, body), caller, report);
+        return respond(
+            (status, &answered.headers),
+            (Form::Json, body),
+            caller,
+            report,
+        );
     }
     let kind = content_type("", (Form::Json, caller.form));
     respond((status, &typed(&kind)), (Form::Json, body), caller, report)
@@ -164,10 +183,19 @@ fn respond(
 }
 
 /// An answer that comes in chunks.
-async fn streamed(mut seat: Seat, head: &Head, caller: &Caller, mut report: Report) -> HttpResponse {
+async fn streamed(
+    mut seat: Seat,
+    head: &Head,
+    caller: &Caller,
+    mut report: Report,
+) -> HttpResponse {
     head.told.tell(&mut report);
     report.first_byte();
-    let form = if head.is_events { Form::Events } else { Form::Json };
+    let form = if head.is_events {
+        Form::Events
+    } else {
+        Form::Json
+    };
     if form == caller.form || !caller.dialect.converts() {
         let mut response = match form {
             Form::Json => answer::head(head.status, &head.headers, &mut report),
@@ -177,7 +205,9 @@ async fn streamed(mut seat: Seat, head: &Head, caller: &Caller, mut report: Repo
         return response.body(SeatBody {
             seat: Some(seat),
             editor: edits.then(|| EventEditor::new(EDITED_EVENT_MAX)),
-            rename: (!edits).then(|| caller.edit.clone()).filter(|edit| edit.model.is_some()),
+            rename: (!edits)
+                .then(|| caller.edit.clone())
+                .filter(|edit| edit.model.is_some()),
             length: head.length.filter(|_| caller.edit.is_none()),
             edit: caller.edit.clone(),
             report: Some(report),

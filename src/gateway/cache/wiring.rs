@@ -10,7 +10,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use storage::{
-    Credentials, DiskSettings, DiskStore, Lock, RedisSettings, RedisStore, S3Settings, S3Store, Store,
+    Credentials, DiskSettings, DiskStore, Lock, RedisSettings, RedisStore, S3Settings, S3Store,
+    Store,
 };
 
 /// Room for what an entry has beside the answer's own bytes.
@@ -88,13 +89,18 @@ fn bytes(size: u64) -> usize {
 
 /// The largest value of any tier.
 fn value_max(settings: &CacheSettings) -> usize {
-    let answer = settings.max_response_size.max(settings.max_stream_buffer_size);
+    let answer = settings
+        .max_response_size
+        .max(settings.max_stream_buffer_size);
     bytes(answer + ENTRY_HEAD_MAX)
 }
 
 fn redis(settings: &CacheSettings) -> Result<RedisStore, String> {
     let redis = &settings.redis;
-    let url = redis.url.as_ref().ok_or("response_cache.redis.url is not set")?;
+    let url = redis
+        .url
+        .as_ref()
+        .ok_or("response_cache.redis.url is not set")?;
     let connection = RedisSettings {
         url: url.0.to_string(),
         pool_size: redis.pool_size,

@@ -7,6 +7,7 @@ use routing::cache_key::{CacheKey, KeyParts, short_digest};
 use routing::cache_policy::{Control, Kind, Request, Use, Why, of_request};
 use std::sync::Arc;
 use wire::answer::{Dialect, Form};
+use wire::cache_entry::Entry;
 use wire::canonical::canonical;
 use wire::media::refers_elsewhere;
 use wire::request::RequestView;
@@ -35,6 +36,15 @@ pub struct Wish {
     pub choices: usize,
     /// Whose words are used.
     pub dialect: Dialect,
+}
+
+impl Wish {
+    /// Whether an entry has what the client wants: token counts, where it will look for them.
+    pub fn is_served_by(&self, entry: &Entry) -> bool {
+        entry.tokens.is_some()
+            || !self.wants_usage
+            || entry.form == self.form && self.form == Form::Json
+    }
 }
 
 /// Whose words a path answers in, if its answers can be kept.
@@ -75,13 +85,21 @@ pub fn wish(
 ) -> Result<Wish, Why> {
     let dialect = dialect(route).ok_or(Why::Path)?;
     let wants_stream = view.wants_stream();
-    let form = if wants_stream { Form::Events } else { Form::Json };
+    let form = if wants_stream {
+        Form::Events
+    } else {
+        Form::Json
+    };
     let kind = match dialect {
         Dialect::Embeddings => Kind::Embedding,
         Dialect::Responses => Kind::Response,
         Dialect::Chat | Dialect::Completions | Dialect::Messages => Kind::Generation,
     };
-    let said = |name: &str| headers.get_all(name).filter_map(|value| value.to_str().ok());
+    let said = |name: &str| {
+        headers
+            .get_all(name)
+            .filter_map(|value| value.to_str().ok())
+    };
     let mut request = Request {
         kind,
         temperature: view.temperature(),
@@ -137,4 +155,3 @@ fn route_name(route: ApiRoute, dialect: Dialect, form: Form) -> &'static str {
 pub fn tenant_folder(tenant: &str) -> String {
     short_digest(tenant)
 }
-

@@ -17,8 +17,8 @@ pub use layers::{Environment, Source};
 pub use reference::{effective_yaml, reference_yaml};
 pub use sections::{
     AdminSettings, BreakerSettings, CacheBackend, CacheSettings, DisaggSettings, DrainSettings,
-    EventSource, ExternalStorage, HealthCheckSettings, KvIndexSettings, LogFormat, LoggingSettings,
-    L2Settings, L2Type, PrefixSettings, RedisSettings, RetrySettings, ScoringSettings,
+    EventSource, ExternalStorage, HealthCheckSettings, KvIndexSettings, L2Settings, L2Type,
+    LogFormat, LoggingSettings, PrefixSettings, RedisSettings, RetrySettings, ScoringSettings,
     ServerSettings, Tokenizer, UpstreamSettings,
 };
 

@@ -1,12 +1,15 @@
 //! Answers `/metrics`: counters as they were counted, gauges as the cluster is at that moment.
 
 use super::names::{self, Kind};
+use crate::cache::AnswerCache;
 use crate::gateway::Gateway;
 use actors::backend::{Backend, Counters};
 use actors::cluster::ChildKind;
 use actors::kv_index::{KvIndexHandle, SourceHandle};
+use actors::response_cache::{Outcome, TierStats};
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use routing::cache_policy::{Skip, Why};
 use routing::health::HealthState;
 use routing::knowledge::Mode;
 use routing::view::{BackendView, Passage};
@@ -26,6 +29,9 @@ const GAP_BUCKETS: [f64; 12] = [
 ];
 const ASK_BUCKETS: [f64; 10] = [
     0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01,
+];
+const TIER_BUCKETS: [f64; 12] = [
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25,
 ];
 const SHARE_BUCKETS: [f64; 10] = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9];
 const STATES: [&str; 5] = ["starting", "healthy", "unhealthy", "draining", "failed"];
@@ -51,6 +57,7 @@ fn install() -> PrometheusHandle {
     builder = buckets(builder, names::TTFT, &LATENCY_BUCKETS);
     builder = buckets(builder, names::ITL, &GAP_BUCKETS);
     builder = buckets(builder, names::KV_ASK, &ASK_BUCKETS);
+    builder = buckets(builder, names::CACHE_LOOKUP, &TIER_BUCKETS);
     builder = buckets(builder, names::KV_OVERLAP, &SHARE_BUCKETS);
     let recorder = builder.build_recorder();
     let handle = recorder.handle();
@@ -114,9 +121,57 @@ pub fn render(gateway: &Gateway) -> String {
             .absolute(sharing.restarts.load(Relaxed));
         counter!(names::KV_SHARE_FAILURES).absolute(sharing.failures.load(Relaxed));
     }
+    if let Some(cache) = &gateway.cache {
+        response_cache(cache);
+    }
     let mut text = gateway.prometheus.render();
     text += &process_cpu();
     text
+}
+
+fn response_cache(cache: &AnswerCache) {
+    gauge!(names::CACHE_FLIGHTS).set(cache.flights.running() as f64);
+    gauge!(names::CACHE_FLIGHT_BYTES).set(cache.flights.held() as f64);
+    counter!(names::CACHE_HANDOVERS).absolute(cache.handovers.load(Relaxed));
+    counter!(names::CACHE_PROMOTIONS).absolute(cache.tiers.promotions.load(Relaxed));
+    for (why, count) in Why::ALL.into_iter().zip(cache.bypassed.all()) {
+        counter!(names::CACHE_BYPASS, "why" => why.as_str()).absolute(count);
+    }
+    for (why, count) in Skip::ALL.into_iter().zip(cache.unkept.all()) {
+        counter!(names::CACHE_UNKEPT, "why" => why.as_str()).absolute(count);
+    }
+    for (result, count) in ["found", "lapsed"].into_iter().zip(&cache.waits) {
+        counter!(names::CACHE_LOCK_WAITS, "result" => result).absolute(count.load(Relaxed));
+    }
+    for tier in cache.tiers.tiers.iter() {
+        cache_tier(tier);
+    }
+    counter!(names::ACTOR_RESTARTS, "actor" => "response_cache")
+        .absolute(cache.tiers.restarts.load(Relaxed));
+}
+
+fn cache_tier(tier: &TierStats) {
+    let name = tier.name;
+    gauge!(names::CACHE_TIER_UP, "tier" => name).set(f64::from(tier.up.load(Relaxed)));
+    counter!(names::CACHE_TIER_CHANGES, "tier" => name).absolute(tier.changes.load(Relaxed));
+    if matches!(name, "memory" | "disk") {
+        gauge!(names::CACHE_BYTES, "tier" => name).set(tier.bytes.load(Relaxed) as f64);
+        gauge!(names::CACHE_ENTRIES, "tier" => name).set(tier.entries.load(Relaxed) as f64);
+    }
+    for (why, count) in [("size", &tier.crowded_out), ("expired", &tier.expired)] {
+        counter!(names::CACHE_EVICTIONS, "tier" => name, "why" => why)
+            .absolute(count.load(Relaxed));
+    }
+    for (result, count) in Outcome::STORES.into_iter().zip(&tier.stores) {
+        counter!(names::CACHE_STORES, "tier" => name, "result" => result.as_str())
+            .absolute(count.load(Relaxed));
+    }
+    let actor = match name {
+        "memory" => "memory_tier",
+        "redis" => "redis_tier",
+        _ => "object_tier",
+    };
+    counter!(names::ACTOR_RESTARTS, "actor" => actor).absolute(tier.restarts.load(Relaxed));
 }
 
 fn kv_index(kv: &KvIndexHandle) {

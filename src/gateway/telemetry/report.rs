@@ -141,7 +141,14 @@ impl Report {
     /// What an answer says of itself in headers.
     pub fn tell_headers(&self, mut tell: impl FnMut(&'static str, &str)) {
         tell("x-request-id", &self.request_id);
-        tell("x-tidegate-route", if self.is_hit() { "cache_hit" } else { self.decision });
+        tell(
+            "x-tidegate-route",
+            if self.is_hit() {
+                "cache_hit"
+            } else {
+                self.decision
+            },
+        );
         if let Some((blocks, all)) = self.overlap {
             tell("x-tidegate-overlap", &format!("{blocks}/{all}"));
         }

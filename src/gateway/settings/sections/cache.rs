@@ -175,8 +175,9 @@ impl CacheSettings {
             "redis",
             "Redis, for backend redis, l1.type redis and kv_cache_index.backend redis.",
         ));
-        let l2 =
-            L2Settings::read(&s.section("l2", "The warm tier: VAST Data S3, any S3, or a directory."));
+        let l2 = L2Settings::read(
+            &s.section("l2", "The warm tier: VAST Data S3, any S3, or a directory."),
+        );
         let tiered = s.section("tiered", "How the tiers work together.");
         CacheSettings {
             enabled,

@@ -46,13 +46,13 @@ impl Waits {
     }
 }
 
-fn start(yaml: &str) -> Running {
+async fn start(yaml: &str) -> Running {
     let source = Source {
         name: "test".into(),
         text: yaml.into(),
     };
     let loaded = load(&[source], &Environment::new()).unwrap_or_else(|faults| panic!("{faults}"));
-    startup::start(loaded.settings).unwrap()
+    startup::start(loaded.settings).await.unwrap()
 }
 
 async fn healthy(running: &Running) {
@@ -161,7 +161,7 @@ async fn drop_at_every_wait(running: &Running, body: &str) {
 #[actix_web::test]
 async fn a_request_dropped_at_any_wait_leaves_nothing_behind() {
     let (dead, engine) = (Upstream::nobody(), streaming_engine());
-    let running = start(&yaml(&dead, &engine));
+    let running = start(&yaml(&dead, &engine)).await;
     healthy(&running).await;
     drop_at_every_wait(&running, &chat_stream(&user("hi"))).await;
 }
@@ -173,7 +173,7 @@ async fn a_request_dropped_while_it_is_looked_up_leaves_nothing_behind_either() 
         "kv_cache_index: {{enabled: true, event_sources: [{{backend_name: b, endpoint: 'http://{}/v1/kv_events'}}]}}\n",
         engine.address
     );
-    let running = start(&(settings + &yaml(&dead, &engine)));
+    let running = start(&(settings + &yaml(&dead, &engine))).await;
     healthy(&running).await;
     let kv = running.gateway.kv.clone().unwrap();
     for _ in 0..2000 {
@@ -241,7 +241,7 @@ async fn a_half_open_probe_dropped_at_any_wait_is_free_again() {
         "circuit_breaker: {failure_threshold: 1000}",
         "circuit_breaker: {failure_threshold: 1, recovery_timeout: 200ms}",
     );
-    let running = start(&yaml);
+    let running = start(&yaml).await;
     healthy(&running).await;
     let worker = Rc::new(startup::worker(&running.gateway));
     let app = App::new().configure(|config| gateway::http::configure(config, &worker));

@@ -9,6 +9,8 @@ mod abort;
 mod admin;
 mod body;
 mod breaker;
+mod cache;
+mod cache_flights;
 mod cancellation;
 mod config;
 mod health;

@@ -74,7 +74,7 @@ impl Gateway {
         let (commands, inbox) = unbounded_channel();
         let thread = std::thread::spawn(move || {
             actix_rt::System::new().block_on(async move {
-                let running = startup::start(settings).unwrap();
+                let running = startup::start(settings).await.unwrap();
                 ready
                     .send((running.address, running.gateway.clone()))
                     .unwrap();
@@ -98,6 +98,7 @@ impl Gateway {
             in_flight.sum::<u32>() == 0
                 && self.inner.requests.count() == 0
                 && self.inner.buffered.bytes() == 0
+                && self.inner.flights() == 0
         });
     }
 
