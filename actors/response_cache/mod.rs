@@ -188,25 +188,36 @@ struct Tiers {
 impl ResponseCache {
     /// Starts a cache that is kept alive, on a thread of its own.
     pub fn supervised(settings: ResponseCacheSettings) -> ResponseCacheHandle {
-        let stats = [
-            settings.l1.as_ref().map(|l1| l1.stats.clone()),
-            settings.memory.as_ref().map(|memory| memory.stats.clone()),
-            settings.l2.as_ref().map(|l2| l2.stats.clone()),
-        ];
-        let handle = ResponseCacheHandle {
-            address: Published::new(None),
-            memory: settings.memory.clone(),
-            tiers: stats.into_iter().flatten().collect(),
-            is_tiered: settings.l1.is_some() || settings.l2.is_some(),
-            promotions: Arc::default(),
-            restarts: Arc::default(),
-        };
+        let handle = handle(&settings);
         let seen = handle.clone();
         let arbiter = Arbiter::new();
         arbiter.spawn_fn(move || start(settings, &seen));
         // the thread lives as long as the process
         std::mem::forget(arbiter);
         handle
+    }
+
+    /// The same on this thread, for tests that control time.
+    pub fn supervised_here(settings: ResponseCacheSettings) -> ResponseCacheHandle {
+        let handle = handle(&settings);
+        start(settings, &handle);
+        handle
+    }
+}
+
+fn handle(settings: &ResponseCacheSettings) -> ResponseCacheHandle {
+    let stats = [
+        settings.l1.as_ref().map(|l1| l1.stats.clone()),
+        settings.memory.as_ref().map(|memory| memory.stats.clone()),
+        settings.l2.as_ref().map(|l2| l2.stats.clone()),
+    ];
+    ResponseCacheHandle {
+        address: Published::new(None),
+        memory: settings.memory.clone(),
+        tiers: stats.into_iter().flatten().collect(),
+        is_tiered: settings.l1.is_some() || settings.l2.is_some(),
+        promotions: Arc::default(),
+        restarts: Arc::default(),
     }
 }
 

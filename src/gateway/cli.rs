@@ -67,6 +67,10 @@ impl Cli {
                 0
             }),
             Some(Command::Check) => self.with_settings(|loaded| {
+                if let Err(fault) = crate::cache::wiring::check(&loaded.settings.response_cache) {
+                    eprintln!("{fault}");
+                    return FAULTY;
+                }
                 let count = loaded.settings.backends.len();
                 println!("ok: {count} backend{}", if count == 1 { "" } else { "s" });
                 for section in loaded.settings.inactive() {

@@ -118,6 +118,27 @@ impl Why {
     }
 }
 
+impl Why {
+    /// For an operator who wonders.
+    pub fn in_words(self) -> &'static str {
+        match self {
+            Why::Path => "answers of this path are not cached",
+            Why::NoStore => "the request says Cache-Control: no-store",
+            Why::NotDeterministic => {
+                "temperature is not given as 0 (x-tidegate-cache: force caches all the same, where the settings allow it)"
+            }
+            Why::RemoteMedia => "it refers to media or files that stand elsewhere and may change",
+            Why::Remembered => {
+                "a server is to remember the answer, or it refers to what one remembers"
+            }
+            Why::StreamOptions => "its stream_options change the chunks of the stream",
+            Why::Body => {
+                "the body could be read in two ways: a key stands twice, or it nests too deeply"
+            }
+        }
+    }
+}
+
 /// What a request may do with the cache.
 pub fn of_request(request: &Request) -> Use {
     if request.control.no_store {

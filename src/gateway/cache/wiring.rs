@@ -19,6 +19,21 @@ const ENTRY_HEAD_MAX: u64 = 1024;
 /// Calls to an object store at a time.
 const OBJECT_CALLS_MAX: usize = 64;
 
+/// Whether the tiers could be used as configured; asks none of them.
+///
+/// # Errors
+/// What is wrong; the message names the section.
+pub fn check(settings: &CacheSettings) -> Result<(), String> {
+    if settings.enabled && settings.l1() == CacheBackend::Redis {
+        redis(settings)?;
+    }
+    let tiered = settings.enabled && settings.backend == CacheBackend::Tiered;
+    if tiered && settings.l2.kind == L2Type::S3 {
+        object_store(settings)?;
+    }
+    Ok(())
+}
+
 /// Starts the cache, if it is on.
 ///
 /// # Errors

@@ -1,7 +1,7 @@
 //! Reads request bodies: bounded in bytes and time, for one request and for all together.
 
 use super::error::Refusal;
-use crate::gateway::{Buffered, BufferedBytes};
+use crate::gateway::{Buffered, BufferedBytes, Gateway};
 use actix_web::HttpRequest;
 use actix_web::error::PayloadError;
 use actix_web::http::header::CONTENT_LENGTH;
@@ -19,11 +19,11 @@ const DRAIN_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// The limits of one body.
 #[derive(Debug, Clone, Copy)]
-pub struct BodyLimits {
+struct BodyLimits {
     /// Bytes.
-    pub bytes: usize,
+    bytes: usize,
     /// From the head to the last byte.
-    pub time: Duration,
+    time: Duration,
 }
 
 /// A body in memory.
@@ -35,7 +35,7 @@ pub struct ReadBody {
 }
 
 /// Reads the whole body, or says why not. None when the client broke off.
-pub async fn read(
+async fn read(
     request: &HttpRequest,
     mut payload: Payload,
     limits: BodyLimits,
@@ -53,6 +53,25 @@ pub async fn read(
         let _ = tokio::time::timeout(DRAIN_TIME_MAX, drain(payload)).await;
     }
     Some(read)
+}
+
+/// Reads the whole body within the settings' limits. None when the client broke off.
+///
+/// # Errors
+/// Why it is refused.
+pub async fn read_all(
+    request: &HttpRequest,
+    payload: Payload,
+    gateway: &Gateway,
+) -> Result<Option<ReadBody>, Refusal> {
+    let server = &gateway.settings.server;
+    let limits = BodyLimits {
+        bytes: server.max_request_body,
+        time: server.request_body_timeout,
+    };
+    read(request, payload, limits, &gateway.buffered)
+        .await
+        .transpose()
 }
 
 async fn collect(

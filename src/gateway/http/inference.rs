@@ -1,6 +1,6 @@
 //! The forwarded paths: read the body, see what it asks for, hand it to the proxy.
 
-use super::body::{BodyLimits, ReadBody, read};
+use super::body::{ReadBody, read_all};
 use super::error::Refusal;
 use super::routes::ApiRoute;
 use super::{request_id, worker};
@@ -28,16 +28,11 @@ pub async fn handle(route: ApiRoute, request: HttpRequest, payload: Payload) -> 
     if worker.gateway.phase.now() >= Phase::Draining {
         return refuse(Refusal::Draining, report);
     }
-    let server = &worker.gateway.settings.server;
-    let limits = BodyLimits {
-        bytes: server.max_request_body,
-        time: server.request_body_timeout,
-    };
-    let body = match read(&request, payload, limits, &worker.gateway.buffered).await {
-        Some(Ok(body)) => body,
-        Some(Err(refusal)) => return refuse(refusal, report),
+    let body = match read_all(&request, payload, &worker.gateway).await {
+        Ok(Some(body)) => body,
+        Err(refusal) => return refuse(refusal, report),
         // the client is gone: nobody reads this, and the report says so
-        None => return HttpResponse::BadRequest().finish(),
+        Ok(None) => return HttpResponse::BadRequest().finish(),
     };
     let (call, wish) = match call(&worker, route, &request, body, &report.request_id) {
         Ok(asked) => asked,

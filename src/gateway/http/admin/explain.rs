@@ -3,7 +3,7 @@
 //! asked of one, `/tokenize`.
 
 use crate::gateway::Worker;
-use crate::http::body::{BodyLimits, read};
+use crate::http::body::read_all;
 use crate::http::error::Refusal;
 use crate::http::inference;
 use crate::http::routes::ApiRoute;
@@ -26,14 +26,8 @@ pub(super) async fn explain(
     payload: Payload,
 ) -> Result<HttpResponse, Refusal> {
     let worker = worker(request);
-    let server = &worker.gateway.settings.server;
-    let limits = BodyLimits {
-        bytes: server.max_request_body,
-        time: server.request_body_timeout,
-    };
-    let body = match read(request, payload, limits, &worker.gateway.buffered).await {
-        Some(body) => body?,
-        None => return Ok(HttpResponse::BadRequest().finish()), // nobody reads this
+    let Some(body) = read_all(request, payload, &worker.gateway).await? else {
+        return Ok(HttpResponse::BadRequest().finish()); // nobody reads this
     };
     let route = route(request.query_string(), &body.bytes)?;
     let (call, _) = inference::call(&worker, route, request, body, &request_id(request))?;
@@ -46,7 +40,7 @@ pub(super) async fn explain(
 }
 
 /// `?route=/v1/completions` says which path the body is for; without it, its fields do.
-fn route(query: &str, body: &[u8]) -> Result<ApiRoute, Refusal> {
+pub(super) fn route(query: &str, body: &[u8]) -> Result<ApiRoute, Refusal> {
     let given = Query::<HashMap<String, String>>::from_query(query).ok();
     if let Some(path) = given.and_then(|query| query.get("route").cloned()) {
         let found = ApiRoute::ALL.into_iter().find(|route| route.path() == path);

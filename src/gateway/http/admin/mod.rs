@@ -1,6 +1,7 @@
 //! `/admin/…`: what the router knows, for its operators. Open to this machine alone, or to those
 //! who have the token.
 
+mod cache;
 mod explain;
 mod kv_index;
 
@@ -23,6 +24,12 @@ const PROXIED: [&str; 5] = [
 /// Registers the paths.
 pub fn configure(config: &mut ServiceConfig) {
     config.service(read("/admin/kv-index", kv_index_path));
+    config.service(read("/admin/cache", cache_path).route(web::delete().to(clear_path)));
+    config.service(
+        only("/admin/cache/key")
+            .route(web::get().to(cache_key_path))
+            .route(web::post().to(cache_key_path)),
+    );
     config.service(only("/admin/explain").route(web::post().to(explain_path)));
 }
 
@@ -31,6 +38,29 @@ async fn kv_index_path(request: HttpRequest) -> HttpResponse {
         Ok(()) => kv_index::show(&worker(&request).gateway),
         Err(refusal) => refusal.response(&request_id(&request)),
     }
+}
+
+async fn cache_path(request: HttpRequest) -> HttpResponse {
+    match admit(&request) {
+        Ok(()) => cache::show(&worker(&request).gateway),
+        Err(refusal) => refusal.response(&request_id(&request)),
+    }
+}
+
+async fn clear_path(request: HttpRequest) -> HttpResponse {
+    let cleared = match admit(&request) {
+        Ok(()) => cache::clear(&request).await,
+        Err(refusal) => Err(refusal),
+    };
+    cleared.unwrap_or_else(|refusal| refusal.response(&request_id(&request)))
+}
+
+async fn cache_key_path(request: HttpRequest, payload: Payload) -> HttpResponse {
+    let explained = match admit(&request) {
+        Ok(()) => cache::key(&request, payload).await,
+        Err(refusal) => Err(refusal),
+    };
+    explained.unwrap_or_else(|refusal| refusal.response(&request_id(&request)))
 }
 
 async fn explain_path(request: HttpRequest, payload: Payload) -> HttpResponse {

@@ -239,7 +239,7 @@ impl CacheSettings {
         for (key, _) in l2.iter().filter(|(_, missing)| tiered && *missing) {
             faults.push(Fault::new(
                 format!("response_cache.l2.{key}"),
-                "is required by backend tiered with this l2.type",
+                "is required by backend tiered",
             ));
         }
         if self.l2.access_key.is_some() != self.l2.secret_key.is_some() {

@@ -591,3 +591,97 @@ fn prompts_leave_no_trace_in_keys_metrics_or_headers() {
     assert!(!gateway.metrics().contains("secret"));
     assert_eq!(engine.count(), 1);
 }
+
+#[test]
+fn an_operator_sees_what_is_kept_and_removes_it_by_model_tenant_or_key() {
+    let engine = engine();
+    let gateway = Gateway::with(&engine.yaml_for("a", &["m", "other"]), ON);
+    let as_one = "Authorization: Bearer one\r\n";
+    let ask = |model: &str, header: &str| {
+        let body = zero("hi").replace("\"m\"", &format!("\"{model}\""));
+        let answer = Client::connect(&gateway).post("/v1/chat/completions", header, body);
+        gateway.assert_idle();
+        cached(&answer).0.to_owned()
+    };
+    let all = |expected: [&str; 3]| {
+        assert_eq!([ask("m", ""), ask("m", as_one), ask("other", "")], expected);
+    };
+    let delete = |query: &str| {
+        let raw = format!("DELETE /admin/cache{query} HTTP/1.1\r\nhost: x\r\n\r\n");
+        let mut client = Client::connect(&gateway);
+        client.send(raw);
+        client.answer()
+    };
+    let key = |header: &str, body: &str| {
+        Client::connect(&gateway)
+            .post("/admin/cache/key", header, body)
+            .json()
+    };
+    all(["MISS", "MISS", "MISS"]);
+    all(["HIT", "HIT", "HIT"]);
+    let one = key(as_one, &zero("hi"));
+    assert_eq!(
+        (&one["cacheable"], &one["in_memory"]["form"]),
+        (&json!(true), &json!("json"))
+    );
+    assert_eq!(one["key"].as_str().unwrap().len(), 64);
+    assert_eq!(delete("?model=other").json()["tiers"][0]["removed"], 1);
+    all(["HIT", "HIT", "MISS"]);
+    let tenant = one["folders"]["tenant"].as_str().unwrap();
+    assert_eq!(
+        delete(&format!("?tenant={tenant}")).json()["tiers"][0]["removed"],
+        1
+    );
+    all(["HIT", "MISS", "HIT"]);
+    let path = key("", &zero("hi"))["path"].as_str().unwrap().to_owned();
+    assert_eq!(
+        delete(&format!("?key={path}")).json()["tiers"][0]["removed"],
+        1
+    );
+    all(["MISS", "HIT", "HIT"]);
+    wait_until("sizes are told", DEADLINE, || {
+        let shown = crate::support::client::get(&gateway, "/admin/cache").json();
+        shown["tiers"][0]["entries"] == 3 && shown["tiers"][0]["tier"] == "memory"
+    });
+    assert_eq!(delete("?modle=m").status, 400);
+    assert_eq!(delete("").json()["complete"], true);
+    all(["MISS", "MISS", "MISS"]);
+    let not = key("", &chat(&user("hi")));
+    assert_eq!(
+        (&not["cacheable"], &not["why"]),
+        (&json!(false), &json!("not_deterministic"))
+    );
+    assert!(not["because"].as_str().unwrap().contains("temperature"));
+}
+
+#[test]
+fn an_answer_that_was_being_made_when_all_was_removed_is_not_kept() {
+    let go = crate::support::Signal::new();
+    let wait = go.clone();
+    let engine = Upstream::start(move |request, wire| {
+        if request.number == 0 {
+            wait.wait();
+        }
+        wire.json("200 OK", &numbered(request.number));
+    });
+    let gateway = Gateway::start(&[("a", &engine)], ON);
+    let mut client = Client::connect(&gateway);
+    client.start_chat(zero("hi"));
+    engine.wait_for_requests(1);
+    let mut admin = Client::connect(&gateway);
+    admin.send("DELETE /admin/cache HTTP/1.1\r\nhost: x\r\n\r\n");
+    assert_eq!(admin.answer().status, 200);
+    let newcomer = gateway.chat(&zero("hi"));
+    assert_eq!(
+        (cached(&newcomer).0, text(&newcomer)),
+        ("MISS", "answer 1".to_owned())
+    );
+    go.raise();
+    assert_eq!(text(&client.answer()), "answer 0");
+    gateway.assert_idle();
+    assert_eq!(text(&gateway.chat(&zero("hi"))), "answer 1");
+    assert_eq!(
+        gateway.metric("tidegate_cache_unkept_answers_total", &["purged"]),
+        1.0
+    );
+}

@@ -17,7 +17,7 @@ fn the_full_example_passes_the_check_and_prints_without_its_secrets() {
         (checked.status.code(), checked.stdout.as_str()),
         (
             Some(0),
-            "ok: 6 backends\nnote: response_cache is checked but not active in this version\nnote: disaggregated_serving is checked but not active in this version\n"
+            "ok: 6 backends\nnote: disaggregated_serving is checked but not active in this version\n"
         )
     );
     let printed = run(&["print-config", "--config", &full], &S3_KEYS);
