@@ -28,6 +28,10 @@ const CLUSTER_RETRY_WAIT_MS: [u64; 2] = [10, 100];
 /// Commands to a cluster at the same time, over one connection.
 const CLUSTER_COMMANDS_MAX: usize = 64;
 
+/// A connection to a cluster that ran out of time is made anew when it is older: a failover may have passed it by. One that is
+/// younger is kept, since all nodes are waited for when it is made, and the one that hangs should not hold up the others for long.
+const CLUSTER_ANEW_AFTER: Duration = Duration::from_secs(5);
+
 /// Where a node of a cluster is reached.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Node {
@@ -144,7 +148,7 @@ impl Links {
     }
 }
 
-fn timed_out() -> Failure {
+pub(super) fn timed_out() -> Failure {
     std::io::Error::from(std::io::ErrorKind::TimedOut).into()
 }
 
@@ -188,6 +192,11 @@ impl Manager for Links {
 }
 
 impl Link {
+    /// Whether it may be used again after an answer did not come in time. Answers that come late are not taken for others.
+    pub(super) fn outlives_silence(&self, age: Duration) -> bool {
+        matches!(self.to, To::Cluster(_)) && age < CLUSTER_ANEW_AFTER
+    }
+
     /// Each command by itself, wherever its key is; what a server refuses stands in its place.
     pub(super) async fn each(&mut self, commands: &[Cmd]) -> Result<Vec<Value>, Failure> {
         match &mut self.to {

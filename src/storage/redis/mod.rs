@@ -15,7 +15,7 @@ use deadpool::Runtime;
 use deadpool::managed::{Object, Pool, PoolConfig, PoolError, QueueMode, Timeouts};
 use deadpool_redis::redis::{Cmd, FromRedisValue, Pipeline, RedisError as Failure, Value};
 use fault::{is_dropped, is_of_a_cluster};
-use link::{Link, Links, Node};
+use link::{Link, Links, Node, timed_out};
 use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
@@ -157,14 +157,13 @@ impl Redis {
         let failure = match timeout(limit, question.ask(&mut link)).await {
             Ok(Ok(answer)) => return Ok(Ok(answer)),
             Ok(Err(failure)) => failure,
-            Err(_) => {
-                drop(Object::take(link)); // whatever it leads to hangs
-                return Err(RedisError::too_slow(limit));
-            }
+            Err(_) => timed_out(),
         };
         let generation = link.generation;
         if failure.is_timeout() {
-            drop(Object::take(link));
+            if !link.outlives_silence(Object::metrics(&link).age()) {
+                drop(Object::take(link)); // whatever it leads to hangs
+            }
             return Err(RedisError::too_slow(limit));
         }
         if is_dropped(&failure) || is_of_a_cluster(&failure) {

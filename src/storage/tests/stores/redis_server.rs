@@ -379,3 +379,43 @@ fn a_malformed_url_is_told_when_the_store_is_opened_and_not_repeated() {
     let shown = format!("{:?}", redis_settings("redis://u:hush@h"));
     assert!(!shown.contains("hush"), "{shown}");
 }
+
+/// Prints what a `GET` costs: over a connection of one's own, over the pool of deadpool-redis as it is, and over ours.
+#[tokio::test]
+#[ignore = "a measurement"]
+async fn what_a_command_costs() {
+    use deadpool_redis::redis::{Client, cmd};
+    const ROUNDS: u32 = 5000;
+    let server = Single::start();
+    let get = cmd("GET").arg("k").to_owned();
+    let own = Client::open(server.url()).unwrap();
+    let mut own = own.get_multiplexed_async_connection().await.unwrap();
+    let pool = deadpool_redis::Config::from_url(server.url());
+    let pool = pool
+        .create_pool(Some(deadpool_redis::Runtime::Tokio1))
+        .unwrap();
+    let ours = Redis::open(&redis_settings(&server.url())).unwrap();
+    let mut piped = pipe();
+    piped.add_command(get.clone());
+    for _ in 0..3 {
+        let began = Instant::now();
+        for _ in 0..ROUNDS {
+            get.query_async::<Option<String>>(&mut own).await.unwrap();
+        }
+        let of_own = began.elapsed() / ROUNDS;
+        let began = Instant::now();
+        for _ in 0..ROUNDS {
+            let mut pooled = pool.get().await.unwrap();
+            get.query_async::<Option<String>>(&mut pooled)
+                .await
+                .unwrap();
+        }
+        let of_pool = began.elapsed() / ROUNDS;
+        let began = Instant::now();
+        for _ in 0..ROUNDS {
+            ours.run::<(Option<String>,)>(piped.clone()).await.unwrap();
+        }
+        let of_ours = began.elapsed() / ROUNDS;
+        println!("own connection {of_own:?}, deadpool-redis {of_pool:?}, ours {of_ours:?}");
+    }
+}

@@ -1,6 +1,6 @@
 //! Redis over TLS: whom it trusts.
 
-use crate::support::{Authority, key, redis_settings, redis_store, value};
+use crate::support::{Authority, SOON, key, redis_settings, redis_store, value};
 use redis_servers::Single;
 use storage::{ErrorKind, Redis, RedisSettings, Store};
 
@@ -32,9 +32,15 @@ async fn tls_and_no_tls_do_not_meet() {
     let plain = format!("rediss://127.0.0.1:{}", server.port());
     let encrypted = server.url().replace("rediss", "redis");
     for url in [plain, encrypted] {
-        let store = redis_store(&authority.trusted(redis_settings(&url)));
-        let error = store.get(&key("a")).await.unwrap_err();
-        assert_eq!(error.kind, ErrorKind::Unavailable, "{error}");
+        let settings = RedisSettings {
+            connect_timeout: SOON,
+            ..authority.trusted(redis_settings(&url))
+        };
+        let error = redis_store(&settings).get(&key("a")).await.unwrap_err();
+        // one side may close, or wait for the rest of what it takes for a line
+        let kinds = [ErrorKind::Unavailable, ErrorKind::TooSlow];
+        assert!(kinds.contains(&error.kind), "{error}");
+        println!("{error}");
     }
 }
 
