@@ -18,8 +18,10 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A connection unused for longer is asked whether it still lives. Every time would double the time of a command (see
-/// [`crate::Redis`]), and one that died since is replaced in silence anyway; this is for those that died without a word.
+/// A connection unused for longer is asked whether it still lives. To ask every time, as deadpool-redis does by itself, doubles the
+/// time of a command: a `GET` on one machine takes 19 us over a connection of one's own, 40 us with that question, and 22 us over
+/// this pool without it (`what_a_command_costs` in tests/stores/redis_server.rs). One that was closed is replaced in silence anyway;
+/// this is for those that died without a word.
 const PROBE_AFTER_IDLE: Duration = Duration::from_secs(1);
 /// How often the client of a cluster asks another node, or the same one again, before it tells of the fault.
 const CLUSTER_RETRIES: u32 = 3;
