@@ -4,6 +4,7 @@ mod fault;
 mod link;
 mod settings;
 mod store;
+mod topology;
 mod walk;
 
 pub use fault::RedisError;
@@ -15,12 +16,13 @@ use deadpool::Runtime;
 use deadpool::managed::{Object, Pool, PoolConfig, PoolError, QueueMode, Timeouts};
 use deadpool_redis::redis::{Cmd, FromRedisValue, Pipeline, RedisError as Failure, Value};
 use fault::{is_dropped, is_of_a_cluster};
-use link::{Link, Links, Node, timed_out};
+use link::{Link, Links, timed_out};
 use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::time::Duration;
 use tokio::time::timeout;
+use topology::Node;
 
 /// Connections to one Redis server or to a Redis Cluster, whichever it turns out to be. Clones share them.
 ///
@@ -159,19 +161,20 @@ impl Redis {
             Ok(Err(failure)) => failure,
             Err(_) => timed_out(),
         };
-        let generation = link.generation;
-        if failure.is_timeout() {
-            if !link.outlives_silence(Object::metrics(&link).age()) {
-                drop(Object::take(link)); // whatever it leads to hangs
-            }
-            return Err(RedisError::too_slow(limit));
-        }
-        if is_dropped(&failure) || is_of_a_cluster(&failure) {
+        let silent = failure.is_timeout();
+        let lost = silent || is_dropped(&failure) || is_of_a_cluster(&failure);
+        if lost && !link.outlives_failure(Object::metrics(&link).age()) {
+            let generation = link.generation;
             drop(Object::take(link));
-            return Ok(Err(Lost {
-                generation,
-                failure,
-            }));
+            if !silent {
+                return Ok(Err(Lost {
+                    generation,
+                    failure,
+                }));
+            }
+        }
+        if silent {
+            return Err(RedisError::too_slow(limit));
         }
         Err(RedisError::of(&failure))
     }

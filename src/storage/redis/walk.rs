@@ -6,7 +6,7 @@
 
 use super::Redis;
 use super::fault::RedisError;
-use super::link::Node;
+use super::topology::Node;
 use crate::error::ErrorKind;
 use crate::key::Key;
 use crate::store::Cursor;
