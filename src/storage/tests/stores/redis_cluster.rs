@@ -190,3 +190,30 @@ async fn while_a_node_hangs_the_others_serve() {
         assert!(Instant::now() < end, "{error}");
     }
 }
+
+#[tokio::test]
+async fn a_supposed_single_server_that_sends_us_elsewhere_is_used_as_a_cluster() {
+    let cluster = Cluster::start();
+    let all_nodes = |rule: &[&str]| {
+        for node in 0..cluster.nodes() {
+            assert_eq!(cluster.ask(node, rule), "+OK");
+        }
+    };
+    // who may not ask for the slots does not know that there are any
+    let user = ["ACL", "SETUSER", "tide", "on", ">pw", "~*", "+@all"];
+    all_nodes(&[&user[..], &["-cluster"]].concat());
+    let url = cluster.url().replace("://", "://tide:pw@");
+    let store = redis_store(&redis_settings(&url));
+    let mut refused = 0;
+    for name in names() {
+        if let Err(error) = store.put(&key(&name), value(&*name)).await {
+            assert_eq!(error.kind, ErrorKind::Unavailable, "{error}");
+            assert!(error.detail.contains("MOVED") && error.detail.contains("CLUSTER SLOTS"));
+            refused += 1;
+        }
+    }
+    assert!((1..KEYS).contains(&refused), "{refused}");
+    all_nodes(&[&user[..], &["+cluster"]].concat());
+    put_all(&store).await;
+    assert!((0..3).all(|node| size(&cluster, node) > 0));
+}
