@@ -2,7 +2,8 @@
 
 use crate::support::{PATIENCE, REDIS_PREFIX, key, redis_settings, redis_store, value};
 use futures_util::future::join_all;
-use redis_servers::Cluster;
+use redis_servers::{Cluster, Single};
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use storage::{ErrorKind, Page, Redis, RedisSettings, RedisStore, Store, pipe};
@@ -51,6 +52,29 @@ async fn keys_of_all_nodes_are_written_read_listed_and_removed() {
     assert_eq!(removed, KEYS);
     let left: usize = (0..3).map(|node| size(&cluster, node)).sum();
     assert_eq!(left, 1);
+}
+
+#[tokio::test]
+async fn a_walk_goes_on_elsewhere_when_the_node_where_it_was_is_no_more() {
+    let (server, cluster) = (Single::start(), Cluster::start());
+    let before = redis_store(&redis_settings(&server.url()));
+    let store = redis_store(&redis_settings(&cluster.url()));
+    put_all(&before).await;
+    put_all(&store).await;
+    let begin = Page {
+        after: None,
+        limit: 10,
+    };
+    let mut after = before.list("v1/", begin).await.unwrap().next;
+    assert!(after.is_some());
+    let mut met = HashSet::new();
+    while after.is_some() {
+        let page = Page { after, limit: 100 };
+        let listing = store.list("v1/", page).await.unwrap();
+        met.extend(listing.values.into_iter().map(|listed| listed.key));
+        after = listing.next;
+    }
+    assert_eq!(met.len(), KEYS);
 }
 
 #[tokio::test]

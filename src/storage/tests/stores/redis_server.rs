@@ -311,9 +311,10 @@ async fn prefixes_are_no_patterns_and_stores_see_nothing_of_each_other() {
 
 #[tokio::test]
 async fn a_rare_prefix_is_found_among_many_keys_page_by_page() {
-    let server = Single::start();
+    let server = Single::start_with(&["--enable-debug-command", "yes"]);
     let store = open(&server);
-    server.ask(&["DEBUG", "POPULATE", "20000", "other"]);
+    let others = server.ask(&["DEBUG", "POPULATE", "20000", "other"]);
+    assert_eq!(others, "+OK");
     for i in 0..150 {
         put(&store, &format!("v1/{i}")).await.unwrap();
     }
