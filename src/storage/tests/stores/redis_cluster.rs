@@ -182,6 +182,29 @@ async fn while_a_node_is_away_the_others_serve_and_it_is_used_again_once_it_is_b
     }
 }
 
+/// One of the names that a node has.
+fn owned_by(cluster: &Cluster, node: usize) -> String {
+    let of = |name: &&String| cluster.owner(&format!("{REDIS_PREFIX}{name}")) == node;
+    names().iter().find(of).unwrap().clone()
+}
+
+#[tokio::test]
+async fn a_cluster_whose_named_node_hangs_or_is_gone_is_entered_by_another() {
+    let mut cluster = Cluster::start();
+    let store = redis_store(&RedisSettings {
+        connection_max_age: Duration::ZERO, // each call makes its own
+        connect_timeout: Duration::from_secs(4),
+        ..redis_settings(&cluster.url())
+    });
+    put_all(&store).await;
+    let name = owned_by(&cluster, 2);
+    cluster.pause(0);
+    assert_eq!(store.get(&key(&name)).await.unwrap(), Some(value(&*name)));
+    cluster.kill(0);
+    assert_eq!(store.get(&key(&name)).await.unwrap(), Some(value(&*name)));
+    store.put(&key(&name), value("later")).await.unwrap();
+}
+
 #[tokio::test]
 async fn while_a_node_hangs_the_others_serve() {
     let cluster = Cluster::start();
@@ -192,11 +215,7 @@ async fn while_a_node_hangs_the_others_serve() {
     };
     let store = redis_store(&settings);
     put_all(&store).await;
-    let owned = |node: usize| {
-        let of = |name: &&String| cluster.owner(&format!("{REDIS_PREFIX}{name}")) == node;
-        names().iter().find(of).unwrap().clone()
-    };
-    let (hangs, serves) = (owned(1), owned(2));
+    let (hangs, serves) = (owned_by(&cluster, 1), owned_by(&cluster, 2));
     cluster.pause(1);
     for _ in 0..3 {
         let error = store.get(&key(&hangs)).await.unwrap_err();
