@@ -61,6 +61,10 @@ async fn a_server_that_died_is_unavailable_and_no_call_fails_once_it_is_back() {
     for answer in all().await {
         answer.unwrap();
     }
+    // nor may the next of those that lay beside the dead one be taken for alive
+    server.kill();
+    server.start_again();
+    put(&store, "a").await.unwrap();
 }
 
 #[tokio::test]
