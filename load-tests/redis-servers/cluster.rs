@@ -71,6 +71,8 @@ impl Cluster {
             all.extend(arguments.iter().map(|text| (*text).to_owned()));
             if let Some(tls) = tls {
                 all.extend(tls_arguments(tls, node.tls_port));
+                // only so do nodes tell of each other's TLS ports
+                all.extend(["--tls-cluster".into(), "yes".into()]);
             }
             all
         };
@@ -90,7 +92,8 @@ impl Cluster {
             self.ask(at, &["CLUSTER", "ADDSLOTSRANGE", &from, &to]);
             let epoch = (at + 1).to_string();
             self.ask(at, &["CLUSTER", "SET-CONFIG-EPOCH", &epoch]);
-            let (port, bus_port) = (node.port.to_string(), node.bus_port.to_string());
+            let port = if self.tls { node.tls_port } else { node.port };
+            let (port, bus_port) = (port.to_string(), node.bus_port.to_string());
             self.ask(0, &["CLUSTER", "MEET", "127.0.0.1", &port, &bus_port]);
         }
         self.wait_until_whole();

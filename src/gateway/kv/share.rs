@@ -8,7 +8,6 @@ use actors::kv_share::{
     LEASE_LAPSES, LOAD_LAPSES, Load, SNAPSHOT_LAPSES, ShareSettings, SharedStore, SharedStream,
     SharedTransport,
 };
-use deadpool_redis::redis::{Pipeline, pipe};
 use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
 use routing::cache_key::short_digest;
@@ -17,6 +16,7 @@ use serde_json::{Value, json};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
+use storage::{Pipeline, pipe};
 
 /// Renews a lease that is ours, or takes one that is free.
 const LEAD: &str = "\

@@ -7,6 +7,7 @@ use crate::error::{Act, ErrorKind, StoreError};
 use deadpool_redis::redis::{ErrorKind as Cause, RedisError as Failure, ServerErrorKind};
 use std::error::Error;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 
@@ -143,7 +144,7 @@ fn of_io(failure: &Failure) -> RedisError {
     if failure.is_timeout() {
         return RedisError::new(
             ErrorKind::TooSlow,
-            "the server did not answer in time: it hangs, or the network loses packets",
+            "the server did not answer in time: it hangs, the network loses packets, or one side speaks TLS and the other does not (redis:// or rediss://)",
         );
     }
     let what = match io_cause(failure) {
@@ -162,16 +163,25 @@ fn of_certificate() -> RedisError {
     )
 }
 
+/// The error below, which the client keeps behind a shared pointer.
+fn cause(failure: &Failure) -> Option<&(dyn Error + 'static)> {
+    let source = failure.source()?;
+    Some(
+        match source.downcast_ref::<Arc<dyn Error + Send + Sync>>() {
+            Some(shared) => &**shared,
+            None => source,
+        },
+    )
+}
+
 fn io_cause(failure: &Failure) -> Option<&io::Error> {
-    failure.source()?.downcast_ref()
+    cause(failure)?.downcast_ref()
 }
 
 fn is_certificate_fault(failure: &Failure) -> bool {
     let inner = match io_cause(failure) {
-        Some(cause) => cause
-            .get_ref()
-            .and_then(|inner| inner.downcast_ref::<rustls::Error>()),
-        None => failure.source().and_then(|source| source.downcast_ref()),
+        Some(cause) => cause.get_ref().and_then(|inner| inner.downcast_ref()),
+        None => cause(failure).and_then(|cause| cause.downcast_ref()),
     };
     matches!(inner, Some(rustls::Error::InvalidCertificate(_)))
 }

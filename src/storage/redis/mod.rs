@@ -4,6 +4,7 @@ mod fault;
 mod link;
 mod settings;
 mod store;
+mod topology;
 mod walk;
 
 pub use fault::RedisError;
@@ -15,12 +16,13 @@ use deadpool::Runtime;
 use deadpool::managed::{Object, Pool, PoolConfig, PoolError, QueueMode, Timeouts};
 use deadpool_redis::redis::{Cmd, FromRedisValue, Pipeline, RedisError as Failure, Value};
 use fault::{is_dropped, is_of_a_cluster};
-use link::{Link, Links, Node};
+use link::{Link, Links, timed_out};
 use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::time::Duration;
 use tokio::time::timeout;
+use topology::Node;
 
 /// Connections to one Redis server or to a Redis Cluster, whichever it turns out to be. Clones share them.
 ///
@@ -157,22 +159,22 @@ impl Redis {
         let failure = match timeout(limit, question.ask(&mut link)).await {
             Ok(Ok(answer)) => return Ok(Ok(answer)),
             Ok(Err(failure)) => failure,
-            Err(_) => {
-                drop(Object::take(link)); // whatever it leads to hangs
-                return Err(RedisError::too_slow(limit));
-            }
+            Err(_) => timed_out(),
         };
-        let generation = link.generation;
-        if failure.is_timeout() {
+        let silent = failure.is_timeout();
+        let lost = silent || is_dropped(&failure) || is_of_a_cluster(&failure);
+        if lost && !link.outlives_failure(Object::metrics(&link).age()) {
+            let generation = link.generation;
             drop(Object::take(link));
-            return Err(RedisError::too_slow(limit));
+            if !silent {
+                return Ok(Err(Lost {
+                    generation,
+                    failure,
+                }));
+            }
         }
-        if is_dropped(&failure) || is_of_a_cluster(&failure) {
-            drop(Object::take(link));
-            return Ok(Err(Lost {
-                generation,
-                failure,
-            }));
+        if silent {
+            return Err(RedisError::too_slow(limit));
         }
         Err(RedisError::of(&failure))
     }

@@ -23,7 +23,7 @@ pub struct RedisSettings {
     pub connect_timeout: Duration,
     /// For the answer to what is sent in one go.
     pub command_timeout: Duration,
-    /// Older connections are replaced, so that the name of the host is looked up anew.
+    /// Older connections are replaced when they are next needed, so that the name of the host is looked up anew.
     pub connection_max_age: Duration,
     /// Certificates (PEM) of the only authorities that are trusted; none: the public ones.
     pub ca_file: Option<PathBuf>,

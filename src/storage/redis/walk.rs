@@ -6,7 +6,7 @@
 
 use super::Redis;
 use super::fault::RedisError;
-use super::link::Node;
+use super::topology::Node;
 use crate::error::ErrorKind;
 use crate::key::Key;
 use crate::store::Cursor;
@@ -47,7 +47,7 @@ impl Redis {
         let ends = Instant::now() + self.page_time();
         let pattern = format!("{}*", escaped(&format!("{key_prefix}{prefix}")));
         let mut place = match after {
-            Some(cursor) => Some(Place::read(&cursor)?),
+            Some(cursor) => Some(self.place_of(&cursor).await?),
             None => self.node_after(None).await?.map(Place::beginning),
         };
         let mut keys = Vec::new();
@@ -76,6 +76,14 @@ impl Redis {
         }
         let next = place.map(|place| place.written());
         Ok(Found { keys, next })
+    }
+
+    async fn place_of(&self, cursor: &Cursor) -> Result<Place, RedisError> {
+        let mut place = Place::read(cursor)?;
+        if !self.masters().await?.contains(&place.node) {
+            place.scan = Place::END; // nobody else knows what its cursor means
+        }
+        Ok(place)
     }
 
     fn page_time(&self) -> Duration {

@@ -3,6 +3,7 @@
 use crate::settings::fault::Fault;
 use crate::settings::reader::Section;
 use actors::backend::Secret;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Where the hot cache keeps its entries.
@@ -68,6 +69,10 @@ pub struct RedisSettings {
     pub connect_timeout: Duration,
     /// For one command.
     pub command_timeout: Duration,
+    /// Older connections are replaced.
+    pub connection_max_age: Duration,
+    /// Authorities trusted over TLS, instead of the public ones.
+    pub ca_file: Option<PathBuf>,
     /// Whether memory stands in while Redis is away.
     pub fallback_to_memory: bool,
 }
@@ -279,6 +284,17 @@ impl RedisSettings {
                 1000,
                 "For one command, in milliseconds.",
             ),
+            connection_max_age: Duration::from_secs(s.int(
+                "connection_max_age_seconds",
+                (600, 1..=86_400),
+                "Older connections are replaced, so that the host's name is looked up anew.",
+            )),
+            ca_file: s
+                .text_or_none(
+                    "ca_file",
+                    "Certificates (PEM) of the authorities that rediss:// trusts; without it, the public ones.",
+                )
+                .map(PathBuf::from),
             fallback_to_memory: s.flag(
                 "fallback_to_memory",
                 true,

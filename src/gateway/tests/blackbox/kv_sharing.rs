@@ -4,9 +4,9 @@
 use crate::kv_index::{Engines, prompt, zmq_config};
 use crate::support::client::Answer;
 use crate::support::process::Process;
-use crate::support::redis::Redis;
 use crate::support::sse::delta;
 use crate::support::{Client, DEADLINE, MODEL, Upstream, chat, chat_stream, user, wait_until};
+use redis_servers::{Cluster, Single};
 use serde_json::Value;
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ fn forgetful_engines() -> Engines {
     Engines::start(vec![config.clone(), config])
 }
 
-fn gateway(engines: &Engines, redis: &Redis) -> Process {
+fn gateway(engines: &Engines, redis_url: &str) -> Process {
     let (mut backends, mut sources) = (String::new(), String::new());
     for (at, url) in engines.urls.iter().enumerate() {
         let live = engines.live_endpoint(at);
@@ -26,7 +26,7 @@ fn gateway(engines: &Engines, redis: &Redis) -> Process {
         );
     }
     let sources = format!("  event_sources:\n{sources}");
-    let process = sharing((&backends, &sources), redis);
+    let process = sharing((&backends, &sources), redis_url);
     wait_until(
         "both event streams are open and both engines serve",
         DEADLINE,
@@ -51,19 +51,18 @@ fn serves(process: &Process, model: &str) -> bool {
 }
 
 /// A gateway of these backends and event sources that shares through Redis.
-fn sharing((backends, sources): (&str, &str), redis: &Redis) -> Process {
+fn sharing((backends, sources): (&str, &str), redis_url: &str) -> Process {
     Process::start(&format!(
         "server: {{ workers: 1 }}
 prefix_routing: {{ enabled: false }}
 health_checks: {{ interval: 50ms, timeout: 2s }}
-response_cache: {{ redis: {{ url: '{}', command_timeout_ms: 500, connect_timeout_ms: 500 }} }}
+response_cache: {{ redis: {{ url: '{redis_url}', command_timeout_ms: 500, connect_timeout_ms: 500 }} }}
 kv_cache_index:
   enabled: true
   backend: redis
   parity_check: false
 {sources}backends:
-{backends}",
-        redis.url()
+{backends}"
     ))
 }
 
@@ -122,13 +121,24 @@ fn until_found(process: &Process, seed: u32, holder: &str) {
 
 #[test]
 fn a_gateway_that_comes_late_routes_by_what_the_first_has_learned() {
-    let (engines, redis) = (forgetful_engines(), Redis::start());
-    let first = gateway(&engines, &redis);
+    let redis = Single::start();
+    a_late_gateway_knows_all(&redis.url());
+}
+
+#[test]
+fn a_gateway_that_comes_late_routes_by_what_the_first_has_left_in_a_cluster() {
+    let redis = Cluster::start();
+    a_late_gateway_knows_all(&redis.url());
+}
+
+fn a_late_gateway_knows_all(redis_url: &str) {
+    let engines = forgetful_engines();
+    let first = gateway(&engines, redis_url);
     let holders: Vec<String> = (0..6).map(|seed| teach(&first, seed)).collect();
     wait_until("the first one leaves snapshots", DEADLINE, || {
         first_leads(&first) == 2
     });
-    let late = gateway(&engines, &redis);
+    let late = gateway(&engines, redis_url);
     let ready = Instant::now();
     for (seed, holder) in holders.iter().enumerate() {
         until_found(&late, seed as u32, holder);
@@ -160,11 +170,11 @@ fn endless() -> Upstream {
 
 #[test]
 fn gateways_see_what_the_others_have_sent_until_those_are_gone() {
-    let redis = Redis::start();
+    let redis = Single::start();
     let engines = [endless(), endless()];
     let backends = engines[0].yaml("e0") + &engines[1].yaml("e1");
     let start = || {
-        let process = sharing((&backends, ""), &redis);
+        let process = sharing((&backends, ""), &redis.url());
         wait_until("both engines serve", DEADLINE, || serves(&process, MODEL));
         process
     };
@@ -190,8 +200,11 @@ fn gateways_see_what_the_others_have_sent_until_those_are_gone() {
 #[test]
 fn without_redis_each_gateway_goes_on_alone_and_they_meet_again_when_it_is_back() {
     let engines = forgetful_engines();
-    let mut redis = Redis::start();
-    let (one, two) = (gateway(&engines, &redis), gateway(&engines, &redis));
+    let mut redis = Single::start();
+    let (one, two) = (
+        gateway(&engines, &redis.url()),
+        gateway(&engines, &redis.url()),
+    );
     let holder = teach(&one, 1);
     wait_until("both share", DEADLINE, || {
         is_shared(&one) && is_shared(&two)
@@ -214,7 +227,7 @@ fn without_redis_each_gateway_goes_on_alone_and_they_meet_again_when_it_is_back(
     wait_until("all streams are led again", DEADLINE, || {
         first_leads(&one) + first_leads(&two) == 2
     });
-    let third = gateway(&engines, &redis);
+    let third = gateway(&engines, &redis.url());
     until_found(&third, 1, &holder);
     until_found(&third, 2, &later);
 }
@@ -222,9 +235,9 @@ fn without_redis_each_gateway_goes_on_alone_and_they_meet_again_when_it_is_back(
 #[test]
 fn a_gateway_starts_and_serves_while_redis_is_away() {
     let engines = forgetful_engines();
-    let mut redis = Redis::start();
+    let mut redis = Single::start();
     redis.kill();
-    let alone = gateway(&engines, &redis);
+    let alone = gateway(&engines, &redis.url());
     let holder = teach(&alone, 1);
     assert_eq!(complete(&alone, &prompt(1, 30)).backend(), holder);
     assert!(!is_shared(&alone));

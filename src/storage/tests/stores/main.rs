@@ -5,6 +5,9 @@
 
 mod contract;
 mod disk;
+mod redis_cluster;
+mod redis_server;
+mod redis_tls;
 mod s3_answers;
 mod s3_connections;
 mod s3_server;

@@ -1,6 +1,6 @@
 //! Stores to test, and short ways to say keys and values.
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use redis_servers::{Cluster, Single, Tls};
 use s3_server::{Config, Server};
 use std::any::Any;
@@ -114,6 +114,9 @@ impl Authority {
     pub fn new(host: &str) -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        // OpenSSL takes a certificate for one that signed itself when both names are the same
+        let name = &mut params.distinguished_name;
+        name.push(DnType::CommonName, "authority of a test");
         let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new([host.to_owned()]).unwrap();

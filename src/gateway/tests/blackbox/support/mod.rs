@@ -6,7 +6,6 @@
 pub mod client;
 pub mod gateway;
 pub mod process;
-pub mod redis;
 pub mod signal;
 pub mod sse;
 pub mod upstream;
