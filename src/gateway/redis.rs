@@ -1,7 +1,7 @@
 //! What gateways keep in Redis beside the answers of the cache, over the connections of the storage layer.
 
-use crate::settings::RedisSettings;
-use storage::{FromRedisValue, Pipeline};
+use crate::settings::{CacheBackend, RedisSettings, Settings};
+use storage::{FromRedisValue, Pipeline, RedisStore};
 
 /// See the module. Clones share the connections.
 #[derive(Clone)]
@@ -30,6 +30,23 @@ impl Redis {
             redis: redis.map_err(|error| format!("response_cache.redis: {error}"))?,
             prefix: settings.key_prefix.clone(),
         })
+    }
+
+    /// When something is kept there, as the settings say.
+    ///
+    /// # Errors
+    /// Those of [`Redis::new`].
+    pub fn where_used(settings: &Settings) -> Result<Option<Self>, String> {
+        let cache = &settings.response_cache;
+        let by_cache = cache.enabled && cache.l1() == CacheBackend::Redis;
+        let by_index = settings.kv_cache_index.enabled && settings.kv_cache_index.shared;
+        let used = by_cache || by_index;
+        used.then(|| Redis::new(&cache.redis)).transpose()
+    }
+
+    /// Answers of the cache, over the same connections.
+    pub fn store(&self, value_bytes_max: usize) -> RedisStore {
+        RedisStore::over(self.redis.clone(), &self.prefix, value_bytes_max)
     }
 
     /// A key of the KV index: beside those of answers, whose prefix mostly ends in `resp:`. All of them are in one slot of a

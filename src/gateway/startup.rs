@@ -5,6 +5,7 @@ use crate::cache;
 use crate::gateway::{Buffered, Gateway, Phase, Phases, Requests, Worker};
 use crate::http;
 use crate::kv::{TokenCache, parity, share, wiring};
+use crate::redis::Redis;
 use crate::settings::Settings;
 use crate::telemetry::handles::Handles;
 use crate::telemetry::{export, log};
@@ -131,14 +132,12 @@ pub async fn start(mut settings: Settings) -> std::io::Result<Running> {
     let encoders = tokenize::load(&settings)?;
     let client = Client::new(client_settings(&settings));
     let mut index = wiring::wire(&mut settings, &client);
+    let redis = Redis::where_used(&settings).map_err(std::io::Error::other)?;
     let shared = settings.kv_cache_index.shared;
-    let sharing = index.as_mut().filter(|_| shared);
-    let sharing = sharing
-        .map(|index| share::wire(&settings, index))
-        .transpose();
-    let sharing = sharing.map_err(std::io::Error::other)?;
+    let sharing = index.as_mut().filter(|_| shared).zip(redis.clone());
+    let sharing = sharing.map(|(index, redis)| share::wire(&settings, redis, index));
     let kv = index.map(|index| KvIndex::supervised(index).1);
-    let cache = cache::wiring::start(&settings.response_cache).await;
+    let cache = cache::wiring::start(&settings.response_cache, redis.as_ref()).await;
     let cache = cache.map_err(std::io::Error::other)?;
     let prober = HttpProber::new(
         client_settings(&settings),

@@ -1,6 +1,7 @@
 //! From settings to the tiers of the response cache.
 
 use super::{AnswerCache, Counts, Rules};
+use crate::redis::Redis;
 use crate::settings::{CacheBackend, CacheSettings, L2Type};
 use actors::response_cache::{
     LockSettings, Memory, MemoryUse, ResponseCache, ResponseCacheSettings, StoreTierSettings,
@@ -8,9 +9,8 @@ use actors::response_cache::{
 };
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 use storage::{
-    Credentials, DiskSettings, DiskStore, Lock, RedisSettings, RedisStore, S3Settings, S3Store,
+    Credentials, DiskSettings, DiskStore, Lock, S3Settings, S3Store,
     Store,
 };
 
@@ -25,7 +25,7 @@ const OBJECT_CALLS_MAX: usize = 64;
 /// What is wrong; the message names the section.
 pub fn check(settings: &CacheSettings) -> Result<(), String> {
     if settings.enabled && settings.l1() == CacheBackend::Redis {
-        redis(settings)?;
+        Redis::new(&settings.redis)?;
     }
     let tiered = settings.enabled && settings.backend == CacheBackend::Tiered;
     if tiered && settings.l2.kind == L2Type::S3 {
@@ -38,14 +38,15 @@ pub fn check(settings: &CacheSettings) -> Result<(), String> {
 ///
 /// # Errors
 /// When a tier cannot be used as configured; the message names the section.
-pub async fn start(settings: &CacheSettings) -> Result<Option<Arc<AnswerCache>>, String> {
+pub async fn start(
+    settings: &CacheSettings,
+    redis: Option<&Redis>,
+) -> Result<Option<Arc<AnswerCache>>, String> {
     if !settings.enabled {
         return Ok(None);
     }
-    let redis = match settings.l1() {
-        CacheBackend::Redis => Some(Arc::new(redis(settings)?)),
-        _ => None,
-    };
+    let redis = redis.filter(|_| settings.l1() == CacheBackend::Redis);
+    let redis = redis.map(|redis| Arc::new(redis.store(value_max(settings))));
     let l1 = redis.as_ref().map(|store| StoreTierSettings {
         store: store.clone() as Arc<dyn Store>,
         budget: settings.l1_lookup_budget,
@@ -108,24 +109,6 @@ fn value_max(settings: &CacheSettings) -> usize {
         .max_response_size
         .max(settings.max_stream_buffer_size);
     bytes(answer + ENTRY_HEAD_MAX)
-}
-
-fn redis(settings: &CacheSettings) -> Result<RedisStore, String> {
-    let redis = &settings.redis;
-    let url = redis
-        .url
-        .as_ref()
-        .ok_or("response_cache.redis.url is not set")?;
-    let connection = RedisSettings {
-        url: url.0.to_string(),
-        pool_size: redis.pool_size,
-        connect_timeout: redis.connect_timeout,
-        command_timeout: redis.command_timeout,
-        connection_max_age: Duration::from_secs(600),
-        ca_file: None,
-    };
-    let store = RedisStore::open(&connection, &redis.key_prefix, value_max(settings));
-    store.map_err(|error| format!("response_cache.redis: {}", error.detail))
 }
 
 async fn warm(settings: &CacheSettings) -> Result<StoreTierSettings, String> {

@@ -29,11 +29,7 @@ const GATEWAYS_MAX: usize = 64;
 
 /// Lets the streams of an index begin with what other gateways have left, where an engine does not
 /// send all that it holds to whoever connects.
-///
-/// # Errors
-/// When Redis cannot be used as configured.
-pub fn wire(settings: &Settings, index: &mut KvIndexSettings) -> Result<ShareSettings, String> {
-    let redis = Redis::new(&settings.response_cache.redis)?;
+pub fn wire(settings: &Settings, redis: Redis, index: &mut KvIndexSettings) -> ShareSettings {
     let store: Rc<dyn SharedStore> = Rc::new(RedisStore {
         redis,
         me: format!("{:016x}", fastrand::u64(..)),
@@ -68,7 +64,7 @@ pub fn wire(settings: &Settings, index: &mut KvIndexSettings) -> Result<ShareSet
             misled: Rc::default(),
         });
     }
-    Ok(ShareSettings { store, streams })
+    ShareSettings { store, streams }
 }
 
 /// Tells engines apart that have the same name in the settings of different gateways.

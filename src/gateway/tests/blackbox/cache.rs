@@ -387,13 +387,13 @@ fn broken_failed_and_unfinished_answers_are_passed_on_and_not_kept() {
         DONE,
     ]
     .concat();
-    let answer: Vec<Box<dyn Fn(&mut crate::support::Wire) + Send + Sync>> = vec![
-        Box::new(|w| drop(w.json("400 Bad Request", r#"{"error":{"message":"x"}}"#))),
-        Box::new(|w| drop(w.json("500 Internal Server Error", r#"{"error":{"message":"x"}}"#))),
-        Box::new(|w| drop(w.answer("503 Service Unavailable", "retry-after: 1\r\n", "busy"))),
-        Box::new(|w| drop(w.json("200 OK", r#"{"error":{"message":"x","code":400}}"#))),
-        Box::new(move |w| drop(w.json("200 OK", &aborted))),
-        Box::new(move |w| drop(w.json("200 OK", &failed))),
+    let answer: Vec<Box<dyn Fn(&mut crate::support::Wire) -> bool + Send + Sync>> = vec![
+        Box::new(|w| w.json("400 Bad Request", r#"{"error":{"message":"x"}}"#)),
+        Box::new(|w| w.json("500 Internal Server Error", r#"{"error":{"message":"x"}}"#)),
+        Box::new(|w| w.answer("503 Service Unavailable", "retry-after: 1\r\n", "busy")),
+        Box::new(|w| w.json("200 OK", r#"{"error":{"message":"x","code":400}}"#)),
+        Box::new(move |w| w.json("200 OK", &aborted)),
+        Box::new(move |w| w.json("200 OK", &failed)),
         Box::new(|w| {
             w.write("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 500\r\n\r\n{\"choices\":");
             w.fin();
@@ -402,8 +402,8 @@ fn broken_failed_and_unfinished_answers_are_passed_on_and_not_kept() {
             w.write("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n");
             w.fin();
         }),
-        Box::new(move |w| drop(w.stream(&[&undone]))),
-        Box::new(move |w| drop(w.stream(&[&half]))),
+        Box::new(move |w| w.stream(&[&undone])),
+        Box::new(move |w| w.stream(&[&half])),
         Box::new(move |w| {
             w.stream_head();
             w.chunk(&cut);
