@@ -9,10 +9,7 @@ use actors::response_cache::{
 };
 use std::path::PathBuf;
 use std::sync::Arc;
-use storage::{
-    Credentials, DiskSettings, DiskStore, Lock, S3Settings, S3Store,
-    Store,
-};
+use storage::{Credentials, DiskSettings, DiskStore, Lock, S3Settings, S3Store, Store};
 
 /// Room for what an entry has beside the answer's own bytes.
 const ENTRY_HEAD_MAX: u64 = 1024;

@@ -397,10 +397,12 @@ fn broken_failed_and_unfinished_answers_are_passed_on_and_not_kept() {
         Box::new(|w| {
             w.write("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 500\r\n\r\n{\"choices\":");
             w.fin();
+            true
         }),
         Box::new(|w| {
             w.write("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n");
             w.fin();
+            true
         }),
         Box::new(move |w| w.stream(&[&undone])),
         Box::new(move |w| w.stream(&[&half])),
@@ -408,6 +410,7 @@ fn broken_failed_and_unfinished_answers_are_passed_on_and_not_kept() {
             w.stream_head();
             w.chunk(&cut);
             w.fin();
+            true
         }),
     ];
     for (at, bad) in answer.into_iter().enumerate() {
