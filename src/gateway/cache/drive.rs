@@ -170,6 +170,7 @@ async fn hand_out(pilot: &Pilot, call: &Call, opened: Opened, mut report: Report
             headers,
             body,
             usage,
+            gave_up,
         } => {
             if let Some(usage) = usage {
                 report.usage(usage);
@@ -180,6 +181,7 @@ async fn hand_out(pilot: &Pilot, call: &Call, opened: Opened, mut report: Report
                 headers: headers.clone(),
                 body: body.clone(),
                 usage,
+                gave_up,
                 told: Told::of(&report),
             };
             pilot.end(End::Whole(Arc::new(answered)));

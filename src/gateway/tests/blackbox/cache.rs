@@ -3,7 +3,7 @@
 use crate::support::client::{Answer, request};
 use crate::support::sse::{self, DONE, delta, finish, parse, text_of, usage};
 use crate::support::{
-    Client, DEADLINE, Gateway, MODEL, Upstream, chat, chat_stream, user, wait_until,
+    Client, DEADLINE, Gateway, MODEL, Upstream, Wire, chat, chat_stream, user, wait_until,
 };
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -387,7 +387,8 @@ fn broken_failed_and_unfinished_answers_are_passed_on_and_not_kept() {
         DONE,
     ]
     .concat();
-    let answer: Vec<Box<dyn Fn(&mut crate::support::Wire) -> bool + Send + Sync>> = vec![
+    type Bad = Box<dyn Fn(&mut Wire) -> bool + Send + Sync>;
+    let answer: Vec<Bad> = vec![
         Box::new(|w| w.json("400 Bad Request", r#"{"error":{"message":"x"}}"#)),
         Box::new(|w| w.json("500 Internal Server Error", r#"{"error":{"message":"x"}}"#)),
         Box::new(|w| w.answer("503 Service Unavailable", "retry-after: 1\r\n", "busy")),
@@ -431,6 +432,9 @@ fn broken_failed_and_unfinished_answers_are_passed_on_and_not_kept() {
         } else {
             zero("hi")
         };
+        let failures =
+            || gateway.metric("tidegate_backend_requests_total", &["outcome=\"failure\""]);
+        let before = failures();
         let mut client = Client::connect(&gateway);
         client.start_chat(&body);
         let first = client.answer();
@@ -440,6 +444,13 @@ fn broken_failed_and_unfinished_answers_are_passed_on_and_not_kept() {
         assert_eq!((second.status, engine.count()), (200, 2), "case {at}");
         let unkept = gateway.metric("tidegate_cache_unkept_answers_total", &[]);
         assert!(unkept >= 1.0, "case {at}");
+        if at == 4 || at == 5 {
+            assert_eq!(
+                (first.status, failures() - before),
+                (200, 1.0),
+                "passed on, and no success"
+            );
+        }
     }
 }
 
