@@ -310,7 +310,9 @@ fn a_full_redis_and_a_replica_take_nothing_and_go_on_giving() {
         let (engine, server) = (engine(), Single::start());
         let process = process(&engine, &redis_only(&server.url(), ""));
         assert_eq!(said(&process.chat(&zero("hi"))), "MISS");
-        wait_until("it is kept", DEADLINE, || server.ask(&["DBSIZE"]) == ":1");
+        let stores =
+            |result: &str| process.metric("tidegate_cache_stores_total", &["redis", result]);
+        wait_until("it is kept", DEADLINE, || stores("\"stored\"") == 1.0);
         for command in &commands {
             assert_eq!(server.ask(command), "+OK");
         }
@@ -318,8 +320,6 @@ fn a_full_redis_and_a_replica_take_nothing_and_go_on_giving() {
             let answer = process.chat(&zero(&format!("refused {number}")));
             assert_eq!(said(&answer), "MISS", "{code}");
         }
-        let stores =
-            |result: &str| process.metric("tidegate_cache_stores_total", &["redis", result]);
         wait_until("writes are left alone", DEADLINE, || {
             stores("\"skipped\"") > 0.0
         });
@@ -332,6 +332,23 @@ fn a_full_redis_and_a_replica_take_nothing_and_go_on_giving() {
         // what it does not take, memory keeps
         assert_eq!(said(&process.chat(&zero("refused 14"))), "HIT memory");
     }
+}
+
+#[test]
+fn a_redis_that_is_back_is_up_though_nothing_new_is_asked_for() {
+    let (engine, mut server) = (engine(), Single::start());
+    let gateway = Gateway::start(&[("a", &engine)], &redis_only(&server.url(), ""));
+    server.kill();
+    until_left_alone(&gateway, "redis", || {});
+    // now in memory, so that nothing need be kept any more
+    for _ in 0..3 * FAILURES {
+        ask(&gateway, "hi");
+        gateway.assert_idle();
+    }
+    assert_eq!(ask(&gateway, "hi"), "HIT memory");
+    server.start_again();
+    wait_until("it is up", DEADLINE, || is_up(&gateway, "redis"));
+    assert_eq!(server.ask(&["DBSIZE"]), ":0", "the trial left nothing");
 }
 
 #[test]

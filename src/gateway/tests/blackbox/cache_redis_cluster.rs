@@ -3,7 +3,7 @@
 use crate::cache::{engine, numbered, text, zero};
 use crate::cache_faults::BOUND;
 use crate::cache_tiers::{ask, until_stored};
-use crate::support::stores::redis_only;
+use crate::support::stores::{PATIENT, redis_only};
 use crate::support::{Client, DEADLINE, Gateway, Upstream, wait_until};
 use redis_servers::Cluster;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -62,33 +62,28 @@ fn answers_are_kept_on_all_nodes_and_removed_from_all() {
 }
 
 #[test]
-fn while_a_node_is_away_requests_go_on_and_others_serve() {
+fn while_a_node_is_away_requests_go_on_and_the_others_serve() {
     let (engine, mut cluster) = (engine(), Cluster::start());
-    // with the default limit of a lookup
-    let settings =
-        redis_only(&cluster.url(), "").replace(crate::support::stores::PATIENT, "type: redis");
+    // with the default limit of a lookup, and without memory in its place
+    let settings = redis_only(&cluster.url(), "")
+        .replace(PATIENT, "type: redis")
+        .replace("fallback_to_memory: true", "fallback_to_memory: false");
     let gateway = Gateway::start(&[("a", &engine)], &settings);
     ask_all(&gateway);
     gateway.assert_idle();
     for node in [2, 0] {
         cluster.kill(node);
         let mut hits = 0;
-        let end = Instant::now() + DEADLINE;
-        for round in 0.. {
+        // failures in a row, of keys that happen to be of that node, may make it rest for a while
+        wait_until("the others serve", DEADLINE, || {
             for number in 0..PROMPTS {
                 let begun = Instant::now();
                 let said = ask(&gateway, &format!("prompt {number}")); // is a 200
                 assert!(begun.elapsed() < BOUND, "{node}: {:?}", begun.elapsed());
                 hits += usize::from(said == "HIT redis");
             }
-            if hits >= PROMPTS {
-                break;
-            }
-            assert!(
-                Instant::now() < end,
-                "{node}: {hits} hits in {round} rounds"
-            );
-        }
+            hits >= PROMPTS / 2
+        });
         cluster.start_again(node);
         wait_until("every answer is served again", DEADLINE, || {
             ask_all(&gateway);

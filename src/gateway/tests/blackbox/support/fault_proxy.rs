@@ -333,5 +333,6 @@ fn request_length(bytes: &[u8]) -> Option<usize> {
 }
 
 fn is_whole(reply: &str) -> bool {
-    request_length(reply.as_bytes()).is_some_and(|length| reply.len() >= length)
+    let is_chunked = reply.contains("transfer-encoding: chunked");
+    !is_chunked && request_length(reply.as_bytes()).is_some_and(|length| reply.len() >= length)
 }
