@@ -22,8 +22,12 @@ use tracing::{debug, warn};
 const WAITING_BYTES_MAX: usize = 64 << 20;
 /// Calls that wait to be written.
 const WAITING_PUTS_MAX: usize = 1024;
-/// What the store is asked for to see whether it is back. Nobody keeps anything there.
-const TRIAL_KEY: &str = "v1/trial";
+/// Below it are the keys that show whether the store is back. No answer is kept there. There are several, since in a
+/// cluster the node of any one of them may be the one that is away.
+const TRIAL_PREFIX: &str = "v1/trial/";
+const TRIAL_KEYS: u32 = 64;
+/// How long the value of a trial lives, should it not be removed at once.
+const TRIAL_TTL: Duration = Duration::from_secs(60);
 /// Keys of one page of a sweep, and the pause after each, so that sweeping is no load.
 const SWEEP_PAGE: usize = 100;
 const SWEEP_PAUSE: Duration = Duration::from_millis(200);
@@ -161,6 +165,11 @@ impl StoreTier {
 
     /// Asks a store that is left alone whether it is back, so that no request has to.
     fn try_again(&mut self, ctx: &mut Context<Self>) {
+        self.try_to_read(ctx);
+        self.try_to_write(ctx);
+    }
+
+    fn try_to_read(&mut self, ctx: &mut Context<Self>) {
         if self.reads.is_up() {
             return;
         }
@@ -169,26 +178,71 @@ impl StoreTier {
         };
         let (store, budget) = (self.settings.store.clone(), self.settings.budget);
         let trial = async move {
-            let key = Key::new(TRIAL_KEY).expect("is a key");
-            let read = timeout(budget, store.get(&key)).await;
+            let read = timeout(budget, store.get(&trial_key())).await;
             match read {
                 Ok(read) => read.err(),
-                Err(_) => Some(StoreError {
-                    act: storage::Act::Get,
-                    kind: ErrorKind::TooSlow,
-                    detail: format!("no answer within {budget:?}"),
-                }),
+                Err(_) => Some(too_slow(storage::Act::Get, budget)),
             }
         };
         ctx.spawn(trial.into_actor(self).map(move |error, this, _| {
             let error = error.filter(|error| !this.is_absence(error));
-            let failure = error.filter(is_failure).map(|error| error.to_string());
-            this.ended(&Ended {
-                is_read: true,
-                era,
-                failure,
-            });
+            this.tried(true, era, error);
         }));
+    }
+
+    /// Answers that are to be kept try it too. But there may be none for long, when whatever is asked for is found
+    /// here or in memory.
+    fn try_to_write(&mut self, ctx: &mut Context<Self>) {
+        if self.writes.is_up() {
+            return;
+        }
+        let Some(era) = self.writes.admit(true, now()) else {
+            return;
+        };
+        let store = self.settings.store.clone();
+        let limit = self.settings.put_timeout.min(REST); // the next one comes then
+        let trial = async move {
+            let (key, value) = (
+                trial_key(),
+                Value {
+                    bytes: Default::default(),
+                    expires_at: SystemTime::now() + TRIAL_TTL,
+                },
+            );
+            match timeout(limit, store.put(&key, value)).await {
+                Ok(Ok(())) => {
+                    let _ = timeout(limit, store.delete(&key)).await;
+                    None
+                }
+                Ok(Err(error)) => Some(error),
+                Err(_) => Some(too_slow(storage::Act::Put, limit)),
+            }
+        };
+        ctx.spawn(trial.into_actor(self).map(move |error, this, _| {
+            this.tried(false, era, error);
+        }));
+    }
+
+    fn tried(&mut self, is_read: bool, era: Era, error: Option<StoreError>) {
+        let failure = error.filter(is_failure).map(|error| error.to_string());
+        self.ended(&Ended {
+            is_read,
+            era,
+            failure,
+        });
+    }
+}
+
+fn trial_key() -> Key {
+    let number = fastrand::u32(..TRIAL_KEYS);
+    Key::new(format!("{TRIAL_PREFIX}{number}")).expect("is a key")
+}
+
+fn too_slow(act: storage::Act, limit: Duration) -> StoreError {
+    StoreError {
+        act,
+        kind: ErrorKind::TooSlow,
+        detail: format!("no answer within {limit:?}"),
     }
 }
 

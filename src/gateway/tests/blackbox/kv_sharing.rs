@@ -66,14 +66,8 @@ kv_cache_index:
     ))
 }
 
-fn get(process: &Process, path: &str) -> Answer {
-    let mut client = Client::connect_to_port(process.port);
-    client.send(format!("GET {path} HTTP/1.1\r\nHost: t\r\n\r\n"));
-    client.answer()
-}
-
 fn admin(process: &Process) -> Value {
-    get(process, "/admin/kv-index").json()
+    process.get("/admin/kv-index").json()
 }
 
 fn complete(process: &Process, body: &str) -> Answer {

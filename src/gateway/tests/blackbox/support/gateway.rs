@@ -147,14 +147,7 @@ impl Gateway {
     /// The sum of all series of this name that hold every one of these labels, written
     /// `label="value"`.
     pub fn metric(&self, name: &str, labels: &[&str]) -> f64 {
-        let metrics = self.metrics();
-        let lines = metrics.lines().filter(|line| {
-            let rest = line.strip_prefix(name);
-            rest.is_some_and(|rest| rest.starts_with(['{', ' ']))
-                && labels.iter().all(|label| line.contains(label))
-        });
-        let values = lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap());
-        values.sum()
+        sum(&self.metrics(), name, labels)
     }
 
     /// Sends a chat request.
@@ -172,6 +165,17 @@ impl Gateway {
     pub fn drain(&self) {
         self.commands.send(Command::Drain).ok().unwrap();
     }
+}
+
+/// The sum of all series of this name that hold every one of these labels.
+pub fn sum(metrics: &str, name: &str, labels: &[&str]) -> f64 {
+    let lines = metrics.lines().filter(|line| {
+        let rest = line.strip_prefix(name);
+        rest.is_some_and(|rest| rest.starts_with(['{', ' ']))
+            && labels.iter().all(|label| line.contains(label))
+    });
+    let values = lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap());
+    values.sum()
 }
 
 fn probed(gateway: &Gateway, backend: &str) -> bool {

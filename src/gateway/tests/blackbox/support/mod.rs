@@ -4,16 +4,20 @@
 //! inputs, and may sleep.
 
 pub mod client;
+pub mod fault_proxy;
 pub mod gateway;
 pub mod process;
 pub mod signal;
 pub mod sse;
+pub mod stores;
 pub mod upstream;
 pub mod wire;
 
 pub use client::Client;
+pub use fault_proxy::{Fault, FaultProxy};
 pub use gateway::Gateway;
 pub use signal::Signal;
+pub use stores::ObjectStore;
 pub use upstream::{Health, Request, Upstream};
 pub use wire::Wire;
 

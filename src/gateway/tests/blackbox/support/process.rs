@@ -1,5 +1,7 @@
 //! The program itself, as an operator starts it.
 
+use super::client::{Answer, Client};
+use super::gateway::sum;
 use super::{DEADLINE, wait_until};
 use std::io::Read;
 use std::path::PathBuf;
@@ -99,6 +101,23 @@ impl Process {
     /// All that it printed so far.
     pub fn output(&self) -> String {
         String::from_utf8_lossy(&self.output.lock().unwrap()).into_owned()
+    }
+
+    /// A GET on a connection of its own.
+    pub fn get(&self, path: &str) -> Answer {
+        let mut client = Client::connect_to_port(self.port);
+        client.send(format!("GET {path} HTTP/1.1\r\nhost: gateway\r\n\r\n"));
+        client.answer()
+    }
+
+    /// Sends a chat request.
+    pub fn chat(&self, body: &str) -> Answer {
+        Client::connect_to_port(self.port).chat(body)
+    }
+
+    /// As [`super::Gateway::metric`].
+    pub fn metric(&self, name: &str, labels: &[&str]) -> f64 {
+        sum(self.get("/metrics").text(), name, labels)
     }
 
     /// Sends it a signal, such as `TERM`.
