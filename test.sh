@@ -84,6 +84,7 @@ install_tools() {
     rustup component add rustfmt clippy
   fi
   cargo nextest --version >/dev/null 2>&1 || cargo install cargo-nextest --locked
+  cargo deny --version >/dev/null 2>&1 || cargo install cargo-deny --locked
 }
 
 # Makes .venv anew whenever the requirements differ from those that it was made for.
@@ -126,6 +127,17 @@ start_redis() {
   echo "$TIDEGATE_TEST_REDIS_URL"
 }
 
+# Licences, sources and known vulnerabilities of everything in Cargo.lock. What is known of vulnerabilities comes from the network,
+# and is left out where that cannot be had.
+check_dependencies() {
+  cargo deny --locked check bans licenses sources
+  if cargo deny fetch >/dev/null 2>&1; then
+    cargo deny --locked check advisories
+  else
+    echo "the advisory database cannot be fetched here: vulnerabilities not checked"
+  fi
+}
+
 check_compose() {
   if docker compose version >/dev/null 2>&1; then
     docker compose -f docker-compose.yml config --quiet
@@ -148,6 +160,9 @@ cargo fmt --all --check
 
 step "Lints"
 cargo clippy --workspace --all-targets --locked -- -D warnings
+
+step "Dependencies: deny.toml"
+check_dependencies
 
 step "Build"
 cargo build --workspace --locked
