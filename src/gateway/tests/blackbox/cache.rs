@@ -3,12 +3,15 @@
 use crate::support::client::{Answer, request};
 use crate::support::sse::{self, DONE, delta, finish, parse, text_of, usage};
 use crate::support::{
-    Client, DEADLINE, Gateway, MODEL, Upstream, chat, chat_stream, user, wait_until,
+    Client, DEADLINE, Gateway, MODEL, Upstream, Wire, chat, chat_stream, user, wait_until,
 };
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 pub const ON: &str = "response_cache: { enabled: true }";
+
+/// How an engine answers.
+type Answering = dyn Fn(&mut Wire) -> bool + Send + Sync;
 
 /// A good answer that says how many were given before it.
 pub fn numbered(number: usize) -> String {
@@ -387,7 +390,7 @@ fn broken_failed_and_unfinished_answers_are_passed_on_and_not_kept() {
         DONE,
     ]
     .concat();
-    let answer: Vec<Box<dyn Fn(&mut crate::support::Wire) -> bool + Send + Sync>> = vec![
+    let answer: Vec<Box<Answering>> = vec![
         Box::new(|w| w.json("400 Bad Request", r#"{"error":{"message":"x"}}"#)),
         Box::new(|w| w.json("500 Internal Server Error", r#"{"error":{"message":"x"}}"#)),
         Box::new(|w| w.answer("503 Service Unavailable", "retry-after: 1\r\n", "busy")),
