@@ -1,7 +1,8 @@
-# Two images from one build: `tidegate`, the router, and `engine-sim`, the simulated engine.
+# Three images from one build: `tidegate`, the router; `engine-sim`, the simulated engine; `s3-server`, an S3 server to try things with.
 #
 #   docker build --target tidegate   -t tidegate   .
 #   docker build --target engine-sim -t engine-sim .
+#   docker build --target s3-server  -t s3-server  .
 #
 # Works with the classic builder as well as with BuildKit, so it uses no `RUN --mount`.
 # Dependencies are compiled in a layer of their own, which changes only with a manifest or Cargo.lock.
@@ -31,20 +32,20 @@ FROM ${RUST_IMAGE} AS builder
 WORKDIR /workspace
 ENV CARGO_INCREMENTAL=0
 COPY --from=manifests /workspace ./
-RUN cargo build --locked --profile dist -p tidegate-gateway -p engine-sim --bins
+RUN cargo build --locked --profile dist -p tidegate-gateway -p engine-sim -p s3-server --bins
 COPY . .
 # COPY keeps file times, which may be older than the stubs' build: cargo would call the sources fresh.
 RUN find actors src load-tests -name '*.rs' -exec touch {} + \
- && cargo build --locked --profile dist -p tidegate-gateway -p engine-sim --bins
+ && cargo build --locked --profile dist -p tidegate-gateway -p engine-sim -p s3-server --bins
 
-# ── What both images share ────────────────────────────────────────────────────
+# ── What the images share ────────────────────────────────────────────────────
 FROM ${BASE_IMAGE} AS runtime
-# A numeric user lets Kubernetes check `runAsNonRoot`. Neither program writes to its file system.
+# A numeric user lets Kubernetes check `runAsNonRoot`. Only the S3 server writes, below /tmp.
 RUN groupadd --gid 10001 tidegate \
  && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin tidegate
 USER 10001:10001
 WORKDIR /
-# Both programs drain on SIGTERM as on SIGINT.
+# The programs end on SIGTERM as on SIGINT.
 STOPSIGNAL SIGTERM
 
 FROM runtime AS engine-sim
@@ -54,6 +55,12 @@ EXPOSE 8000
 HEALTHCHECK --interval=5s --timeout=3s --start-period=30s --retries=3 CMD ["tidegate", "healthcheck", "--url", "http://127.0.0.1:8000/health"]
 ENTRYPOINT ["engine-sim"]
 CMD ["serve", "meta-llama/Llama-3.1-70B-Instruct", "--host", "0.0.0.0", "--port", "8000"]
+
+FROM runtime AS s3-server
+COPY --from=builder /workspace/target/dist/tidegate /workspace/target/dist/s3-server /usr/local/bin/
+EXPOSE 9000
+ENTRYPOINT ["s3-server"]
+CMD ["--host", "0.0.0.0", "--port", "9000"]
 
 # Last, so that a build without --target makes the router.
 FROM runtime AS tidegate

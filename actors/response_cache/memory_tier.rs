@@ -1,5 +1,6 @@
-//! The tier in this process's memory. The actor alone changes it; any thread reads it, since a hit in
-//! memory must not wait for another thread.
+//! The tier in this process's memory. Any thread reads it and puts into it, since neither a hit nor a
+//! miss may wait for another thread; the actor does what takes longer: it lets go of what has expired,
+//! counts, and purges.
 
 use super::Scope;
 use super::stats::TierStats;
@@ -86,24 +87,22 @@ impl Memory {
         Memory { cache }
     }
 
+    /// Keeps an entry for so long.
+    pub fn put(&self, key: CacheKey, path: Arc<str>, entry: Arc<Entry>, ttl: Duration) {
+        let until = now() + ttl;
+        let kept = Kept {
+            entry,
+            path,
+            ttl,
+            until,
+        };
+        self.cache.insert(key, Arc::new(kept));
+    }
+
     /// The entry of a key, if it may still be used.
     pub fn get(&self, key: &CacheKey) -> Option<Arc<Kept>> {
         self.cache.get(key).filter(|kept| now() < kept.until)
     }
-}
-
-/// Keeps an entry; its answer comes when readers see it.
-#[derive(Debug, Message)]
-#[rtype(result = "()")]
-pub struct PutInMemory {
-    /// Its key.
-    pub key: CacheKey,
-    /// Where it belongs.
-    pub path: Arc<str>,
-    /// The answer.
-    pub entry: Arc<Entry>,
-    /// For how long.
-    pub ttl: Duration,
 }
 
 /// Forgets entries; answers how many.
@@ -144,27 +143,6 @@ impl Actor for MemoryTier {
 
     fn started(&mut self, ctx: &mut Self::Context) {
         ctx.run_interval(UPKEEP_INTERVAL, |this, _| this.tell_sizes());
-    }
-}
-
-impl Handler<PutInMemory> for MemoryTier {
-    type Result = ();
-
-    fn handle(&mut self, put: PutInMemory, _: &mut Self::Context) {
-        let PutInMemory {
-            key,
-            path,
-            entry,
-            ttl,
-        } = put;
-        let until = now() + ttl;
-        let kept = Kept {
-            entry,
-            path,
-            ttl,
-            until,
-        };
-        self.memory.cache.insert(key, Arc::new(kept));
     }
 }
 

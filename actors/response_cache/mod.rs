@@ -18,7 +18,7 @@ use crate::support::supervise::{Root, RootExited, supervise};
 use crate::support::watch::Watch;
 use actix::{Actor, Addr, Context, Handler, Message, ResponseFuture};
 use actix_rt::Arbiter;
-use memory_tier::{MemoryTier, PurgeMemory, PutInMemory};
+use memory_tier::{MemoryTier, PurgeMemory};
 use routing::cache_key::CacheKey;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -118,6 +118,13 @@ pub struct MemoryUse {
     pub stands_in: bool,
 }
 
+impl MemoryUse {
+    fn keep(&self, key: CacheKey, path: &Arc<str>, entry: &Arc<Entry>, ttl: Duration) {
+        self.memory.put(key, path.clone(), entry.clone(), ttl);
+        self.stats.stored(Outcome::Stored);
+    }
+}
+
 /// A lock that gateways share.
 #[derive(Clone)]
 pub struct LockSettings {
@@ -143,6 +150,8 @@ pub struct ResponseCacheHandle {
     pub tiers: Arc<[Arc<TierStats>]>,
     /// Whether there are tiers outside of this process.
     pub is_tiered: bool,
+    /// How long entries live in L1, and how large they may be there.
+    pub l1: (Duration, u64),
     /// Entries of L2 that were put into L1.
     pub promotions: Arc<AtomicU64>,
     /// Fresh starts of the actor.
@@ -150,6 +159,27 @@ pub struct ResponseCacheHandle {
 }
 
 impl ResponseCacheHandle {
+    /// Keeps an entry in every tier that it belongs into. Comes back when L1 has it: at once, where
+    /// that is memory.
+    pub async fn keep(&self, key: CacheKey, path: &Arc<str>, entry: Arc<Entry>) {
+        let (ttl, largest) = self.l1;
+        if let Some(used) = self.memory.as_ref().filter(|used| !used.stands_in) {
+            if entry.encoded_length() as u64 <= largest {
+                used.keep(key, path, &entry, ttl);
+            } else {
+                used.stats.stored(Outcome::TooLarge);
+            }
+        }
+        if !self.is_tiered {
+            return;
+        }
+        let address = self.address.load();
+        if let Some(address) = address.as_ref() {
+            let path = path.clone();
+            let _ = address.send(Keep { key, path, entry }).await;
+        }
+    }
+
     /// Looks into memory, where memory is asked: at once, on any thread.
     pub fn in_memory(&self, key: &CacheKey) -> Option<(Step, Option<Arc<Kept>>)> {
         let used = self.memory.as_ref()?;
@@ -216,6 +246,7 @@ fn handle(settings: &ResponseCacheSettings) -> ResponseCacheHandle {
         memory: settings.memory.clone(),
         tiers: stats.into_iter().flatten().collect(),
         is_tiered: settings.l1.is_some() || settings.l2.is_some(),
+        l1: (settings.ttl, settings.l1_value_max),
         promotions: Arc::default(),
         restarts: Arc::default(),
     }
@@ -303,7 +334,7 @@ pub struct Found {
     pub locked: bool,
 }
 
-/// Keeps an entry; the answer comes when L1 has it.
+/// Keeps an entry in the tiers outside of this process; the answer comes when L1 has it.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct Keep {
@@ -515,7 +546,10 @@ impl Shared {
                 let _ = put.await;
             });
         }
-        self.keep_in_l1(key, &path, &entry, self.settings.ttl).await;
+        if self.l1.is_some() {
+            // memory, where it is L1, has it already
+            self.keep_in_l1(key, &path, &entry, self.settings.ttl).await;
+        }
     }
 
     async fn keep_in_l1(&self, key: CacheKey, path: &Arc<str>, entry: &Arc<Entry>, ttl: Duration) {
@@ -539,19 +573,8 @@ impl Shared {
                 return;
             }
         }
-        if let (Some(memory), Some(used)) = (&self.memory, memory) {
-            let put = PutInMemory {
-                key,
-                path: path.clone(),
-                entry: entry.clone(),
-                ttl,
-            };
-            let kept = memory.send(put).await;
-            used.stats.stored(if kept.is_ok() {
-                Outcome::Stored
-            } else {
-                Outcome::Failed
-            });
+        if let Some(used) = memory {
+            used.keep(key, path, entry, ttl);
         }
     }
 

@@ -4,7 +4,7 @@
 
 use actors::response_cache::gate::{FAILURES_MAX, REST};
 use actors::response_cache::{
-    Clear, Find, Found, Keep, LockSettings, Memory, MemoryUse, Outcome, Release, ResponseCache,
+    Clear, Find, Found, LockSettings, Memory, MemoryUse, Outcome, Release, ResponseCache,
     ResponseCacheHandle, ResponseCacheSettings, Scope, StoreTierSettings, TierStats,
 };
 use bytes::Bytes;
@@ -182,12 +182,7 @@ fn entry(length: usize) -> Arc<Entry> {
 impl Bench {
     async fn keep(&self, name: &str, entry: &Arc<Entry>) {
         let (key, path) = key(name);
-        let keep = Keep {
-            key,
-            path,
-            entry: entry.clone(),
-        };
-        self.address().send(keep).await.unwrap();
+        self.cache.keep(key, &path, entry.clone()).await;
         settle().await;
     }
 

@@ -33,6 +33,10 @@ def test_every_backend_is_a_service_and_every_engine_a_backend():
 def test_every_other_host_in_the_settings_is_a_service():
     assert SETTINGS["response_cache"]["redis"]["url"] == "redis://redis-cluster:6379"
     assert "redis-cluster" in SERVICES
+    assert SETTINGS["response_cache"]["l2"]["endpoint"] == "${S3_ENDPOINT:-http://s3:9000}"
+    words = command("s3")
+    assert words[words.index("--bucket") + 1] == SETTINGS["response_cache"]["l2"]["bucket"]
+    assert SETTINGS["response_cache"]["l2"]["secret_key"] == "${S3_SECRET_KEY:-%s}" % words[words.index("--secret-key") + 1]
     for source in SETTINGS["kv_cache_index"]["event_sources"]:
         assert source["endpoint"] == f"http://{backends()[source['backend_name']]}/v1/kv_events"
 
@@ -66,7 +70,7 @@ def test_every_service_restarts_and_has_a_health_check():
 
 def test_the_router_waits_for_the_health_of_what_it_needs():
     waits = SERVICES["router"]["depends_on"]
-    assert sorted(waits) == sorted([*ENGINES, "redis-cluster"])
+    assert sorted(waits) == sorted([*ENGINES, "redis-cluster", "s3"])
     assert {wait["condition"] for wait in waits.values()} == {"service_healthy"}
 
 

@@ -1,12 +1,13 @@
 //! Starts processes, drives them, reads their CPU time, prints the table.
 
-use crate::load::{Shape, drive};
 use crate::rungs::Rung;
 use clap::ValueEnum;
+use cost_ladder::load::{Shape, drive};
+use cost_ladder::process::Process;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 const ENGINE_PORT: u16 = 18_901;
@@ -18,62 +19,12 @@ const SHAPES: [(&str, Shape); 4] = [
     ("8k", Shape::Json(8 << 10)),
     ("64k", Shape::Json(64 << 10)),
 ];
-/// Clock ticks per second of /proc/PID/stat.
-const TICKS: f64 = 100.0;
-
-/// A child process that ends with this value.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // SIGTERM, not a kill: nginx must end its workers too, or they keep the port
-        let asked = Command::new("kill").arg(self.0.id().to_string()).status();
-        if !asked.is_ok_and(|status| status.success()) {
-            let _ = self.0.kill();
-        }
-        let _ = self.0.wait();
-    }
-}
-
-fn start(words: &[String]) -> io::Result<Process> {
-    let child = Command::new(std::env::current_exe()?)
-        .args(words)
-        .stderr(Stdio::null())
-        .spawn()?;
-    Ok(Process(child))
-}
-
-/// CPU seconds of a process and its children.
-fn cpu(pid: u32) -> f64 {
-    let own = |pid: u32| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let fields = stat
-            .rsplit_once(')')
-            .map_or("", |(_, rest)| rest)
-            .split_whitespace();
-        fields
-            .skip(11)
-            .take(2)
-            .filter_map(|n| n.parse::<f64>().ok())
-            .sum::<f64>()
-            / TICKS
-    };
-    let children =
-        std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    own(pid)
-        + children
-            .split_whitespace()
-            .filter_map(|c| c.parse().ok())
-            .map(own)
-            .sum::<f64>()
-}
-
 /// Measures and prints microseconds of CPU per request, and requests per second.
 pub fn run(secs: u64, rounds: usize, only: &[Rung]) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let _engine = start(&["engine".into(), "--port".into(), ENGINE_PORT.to_string()])?;
+    let _engine = Process::again(&["engine".into(), "--port".into(), ENGINE_PORT.to_string()])?;
     let rungs: Vec<Rung> = Rung::value_variants()
         .iter()
         .copied()
@@ -87,14 +38,14 @@ pub fn run(secs: u64, rounds: usize, only: &[Rung]) -> io::Result<()> {
             };
             for (name, shape) in SHAPES {
                 runtime.block_on(until_up(shape))?;
-                let before = cpu(process.0.id());
+                let before = process.cpu();
                 let answered = runtime.block_on(drive(
                     RUNG_PORT,
                     shape,
                     CONNECTIONS,
                     Duration::from_secs(secs),
                 ))?;
-                let used = cpu(process.0.id()) - before;
+                let used = process.cpu() - before;
                 let (us, rate) = (used * 1e6 / answered as f64, answered as f64 / secs as f64);
                 eprintln!("round {round} of {rounds}: {rung:?} {name}: {us:.1} us, {rate:.0}/s");
                 results.entry((*rung, name)).or_default().push((us, rate));
@@ -124,7 +75,7 @@ fn start_rung(rung: Rung) -> io::Result<Option<Process>> {
         "--engine",
         &ENGINE_PORT.to_string(),
     ];
-    start(&words.map(str::to_owned)).map(Some)
+    Process::again(&words.map(str::to_owned)).map(Some)
 }
 
 /// nginx with the same task; left out where it is not installed.
@@ -151,7 +102,7 @@ server {{ listen 127.0.0.1:{RUNG_PORT}; location / {{ proxy_pass http://e; proxy
         .stderr(Stdio::null())
         .spawn()
     {
-        Ok(child) => Ok(Some(Process(child))),
+        Ok(child) => Ok(Some(Process::of(child))),
         Err(_) => {
             eprintln!("nginx is not installed: its row is left out");
             Ok(None)

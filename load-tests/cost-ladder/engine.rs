@@ -7,8 +7,16 @@ use tokio::net::{TcpListener, TcpStream};
 /// Chunks of a stream.
 pub const CHUNKS: usize = 64;
 
+/// Bytes of text in an answer, unless said otherwise.
+const TEXT_BYTES: usize = 265;
+
 /// Serves until it is killed.
 pub fn serve(port: u16) -> io::Result<()> {
+    serve_answers(port, TEXT_BYTES)
+}
+
+/// The same, with JSON answers whose text is this long.
+pub fn serve_answers(port: u16, text_bytes: usize) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -17,16 +25,24 @@ pub fn serve(port: u16) -> io::Result<()> {
         loop {
             let (stream, _) = listener.accept().await?;
             stream.set_nodelay(true)?;
-            tokio::spawn(connection(stream));
+            tokio::spawn(connection(stream, text_bytes));
         }
     })
 }
 
-fn json_answer() -> Vec<u8> {
-    let text = "the quick brown fox jumps over the lazy dog and then ".repeat(5);
-    let body = format!(
+/// A chat answer whose text is this many bytes long, within some 280 others.
+pub fn json_body(text_bytes: usize) -> String {
+    let text = "the quick brown fox jumps over the lazy dog and then "
+        .chars()
+        .cycle();
+    let text: String = text.take(text_bytes).collect();
+    format!(
         r#"{{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"m","choices":[{{"index":0,"message":{{"role":"assistant","content":"{text}"}},"finish_reason":"stop"}}],"usage":{{"prompt_tokens":9,"completion_tokens":64,"total_tokens":73}}}}"#
-    );
+    )
+}
+
+fn json_answer(text_bytes: usize) -> Vec<u8> {
+    let body = json_body(text_bytes);
     format!(
         "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
@@ -39,8 +55,8 @@ fn chunk(data: &str) -> Vec<u8> {
     format!("{:x}\r\n{event}\r\n", event.len()).into_bytes()
 }
 
-async fn connection(mut stream: TcpStream) -> io::Result<()> {
-    let json = json_answer();
+async fn connection(mut stream: TcpStream, text_bytes: usize) -> io::Result<()> {
+    let json = json_answer(text_bytes);
     let delta = chunk(
         r#"{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":" token"},"finish_reason":null}]}"#,
     );

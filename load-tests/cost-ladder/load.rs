@@ -25,30 +25,73 @@ impl Shape {
         let body = format!(
             r#"{{"model":"m","messages":[{{"role":"user","content":"{prompt}"}}],"max_tokens":64,"stream":{stream}}}"#
         );
-        format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
+        chat(&body)
     }
+}
+
+/// A chat request with this body.
+pub fn chat(body: &str) -> Vec<u8> {
+    format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
 }
 
 /// Requests answered within the time.
 pub async fn drive(port: u16, shape: Shape, connections: usize, time: Duration) -> io::Result<u64> {
+    let request = shape.request();
+    let driven = drive_with(port, connections, time, move |_, _| request.clone()).await?;
+    Ok(driven.latencies.len() as u64)
+}
+
+/// What a loop of clients saw.
+#[derive(Debug, Default)]
+pub struct Driven {
+    /// From sending a request to having all of its answer.
+    pub latencies: Vec<Duration>,
+}
+
+impl Driven {
+    /// The latency that this share of requests did not exceed.
+    pub fn quantile(&mut self, share: f64) -> Duration {
+        self.latencies.sort_unstable();
+        let last = self.latencies.len().saturating_sub(1);
+        let at = (last as f64 * share) as usize;
+        self.latencies.get(at).copied().unwrap_or_default()
+    }
+}
+
+/// Sends what `request` makes of the connection's number and the request's, one after the other on
+/// each connection.
+pub async fn drive_with(
+    port: u16,
+    connections: usize,
+    time: Duration,
+    request: impl Fn(usize, u64) -> Vec<u8> + Clone + Send + 'static,
+) -> io::Result<Driven> {
     let end = Instant::now() + time;
     let tasks: Vec<_> = (0..connections)
-        .map(|_| tokio::spawn(one(port, shape, end)))
+        .map(|connection| {
+            let request = request.clone();
+            tokio::spawn(one(port, end, move |number| request(connection, number)))
+        })
         .collect();
-    let mut all = 0;
+    let mut all = Driven::default();
     for task in tasks {
-        all += task.await.map_err(io::Error::other)??;
+        all.latencies.extend(task.await.map_err(io::Error::other)??);
     }
     Ok(all)
 }
 
-async fn one(port: u16, shape: Shape, end: Instant) -> io::Result<u64> {
+async fn one(
+    port: u16,
+    end: Instant,
+    request: impl Fn(u64) -> Vec<u8>,
+) -> io::Result<Vec<Duration>> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
     stream.set_nodelay(true)?;
-    let request = shape.request();
     let mut buffer = Vec::with_capacity(1 << 16);
-    let mut answered = 0;
+    let mut latencies = Vec::new();
     while Instant::now() < end {
+        let request = request(latencies.len() as u64);
+        let sent = Instant::now();
         stream.write_all(&request).await?;
         buffer.clear();
         while !is_whole(&buffer) {
@@ -60,9 +103,9 @@ async fn one(port: u16, shape: Shape, end: Instant) -> io::Result<u64> {
             let text = String::from_utf8_lossy(&buffer).into_owned();
             return Err(io::Error::other(text));
         }
-        answered += 1;
+        latencies.push(sent.elapsed());
     }
-    Ok(answered)
+    Ok(latencies)
 }
 
 fn is_whole(buffer: &[u8]) -> bool {

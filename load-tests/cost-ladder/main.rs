@@ -4,11 +4,10 @@
 //! own, drives it, and reads the process's CPU time. Ratios within one run are what counts.
 
 mod driver;
-mod engine;
-mod load;
 mod rungs;
 
 use clap::{Parser, Subcommand};
+use cost_ladder::engine;
 use rungs::Rung;
 
 /// Measures the cost of each step between a client and an engine

@@ -127,10 +127,16 @@ See which engine answers, and that the same beginning goes to the same one (x-ti
   curl -s -D - -o /dev/null http://{address}/v1/completions -H 'content-type: application/json' -d '
     {{"model": "{MODEL}", "prompt": "The moon pulls", "max_tokens": 16}}'
 
+See an answer come out of the cache: send this twice (x-cache, x-cache-tier, age):
+  curl -s -D - http://{address}/v1/chat/completions -H 'content-type: application/json' -d '
+    {{"model": "{MODEL}", "temperature": 0, "max_tokens": 16,
+     "messages": [{{"role": "user", "content": "How deep is the sea?"}}]}}'
+
 Look inside:
   curl http://{address}/v1/models
   curl http://{address}/ready
   curl http://{address}/metrics
+  curl http://{address}/admin/cache
 
 Ctrl-C stops it all."#
     );

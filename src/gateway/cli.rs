@@ -47,6 +47,9 @@ enum Command {
         /// What to ask
         #[arg(long, default_value = "http://127.0.0.1:8080/health")]
         url: String,
+        /// Take any answer of HTTP for a sign of life, such as 403 of an S3 server
+        #[arg(long)]
+        any_status: bool,
     },
 }
 
@@ -61,7 +64,9 @@ impl Cli {
                 print!("{}", settings::reference_yaml());
                 0
             }
-            Some(Command::Healthcheck { url }) => crate::healthcheck::ask(url),
+            Some(Command::Healthcheck { url, any_status }) => {
+                crate::healthcheck::ask(url, *any_status)
+            }
             Some(Command::PrintConfig { .. }) => self.with_settings(|loaded| {
                 print!("{}", settings::effective_yaml(&loaded.effective));
                 0

@@ -8,7 +8,7 @@ use crate::gateway::Worker;
 use crate::proxy::{self, AnswerBody, Answered, Call, Flown, Opened, Told};
 use crate::telemetry::report::Report;
 use actix::Addr;
-use actors::response_cache::{Find, Found, Keep, Release, ResponseCache};
+use actors::response_cache::{Find, Found, Release, ResponseCache};
 use bytes::Bytes;
 use hyper::{HeaderMap, StatusCode};
 use routing::cache_policy::Skip;
@@ -170,6 +170,7 @@ async fn hand_out(pilot: &Pilot, call: &Call, opened: Opened, mut report: Report
             headers,
             body,
             usage,
+            gave_up,
         } => {
             if let Some(usage) = usage {
                 report.usage(usage);
@@ -180,6 +181,7 @@ async fn hand_out(pilot: &Pilot, call: &Call, opened: Opened, mut report: Report
                 headers: headers.clone(),
                 body: body.clone(),
                 usage,
+                gave_up,
                 told: Told::of(&report),
             };
             pilot.end(End::Whole(Arc::new(answered)));
@@ -280,14 +282,7 @@ async fn keep(
         Ok(entry) => entry,
         Err(why) => return cache.skip(why),
     };
-    let address = cache.tiers.address.load();
-    if let Some(address) = address.as_ref() {
-        let keep = Keep {
-            key: pilot.key(),
-            path: wish.path.clone(),
-            entry: Arc::new(entry),
-        };
-        // late comers are served from here until the tier has it
-        let _ = tokio::time::timeout(KEEP_LIMIT, address.send(keep)).await;
-    }
+    // late comers are served from here until L1 has it
+    let kept = cache.tiers.keep(pilot.key(), &wish.path, Arc::new(entry));
+    let _ = tokio::time::timeout(KEEP_LIMIT, kept).await;
 }

@@ -450,3 +450,7 @@ impl Drop for Seat {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "flight_test.rs"]
+mod tests;

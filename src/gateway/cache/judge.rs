@@ -52,7 +52,8 @@ pub fn entry(
         made_ms: unix_ms(),
         tokens: usage.map(|usage| (usage.prompt_tokens, usage.completion_tokens.unwrap_or(0))),
         content_type: content_type.unwrap_or_default().into(),
-        body,
+        // on its own: the buffer that it was read into is several times as large
+        body: Bytes::copy_from_slice(&body),
     })
 }
 

@@ -147,6 +147,9 @@ fn whole(answered: &Answered, caller: &Caller, mut report: Report) -> HttpRespon
     if let Some(usage) = answered.usage {
         report.usage(usage);
     }
+    if answered.gave_up {
+        report.error(By::Backend, ErrorKind::InStreamError);
+    }
     report.first_byte();
     let (status, body) = (answered.status, &answered.body);
     if caller.form == Form::Json {

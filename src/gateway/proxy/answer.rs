@@ -38,6 +38,8 @@ pub enum Opened {
         body: Bytes,
         /// What the engine counted.
         usage: Option<Usage>,
+        /// Whether the engine says in it that it gave up.
+        gave_up: bool,
     },
     /// The rest is to be read.
     Stream(Box<StreamParts>),
@@ -70,9 +72,13 @@ impl Opened {
                 headers,
                 body,
                 usage,
+                gave_up,
             } => {
                 if let Some(usage) = usage {
                     report.usage(usage);
+                }
+                if gave_up {
+                    report.error(By::Backend, ErrorKind::InStreamError);
                 }
                 whole((status, &headers), call.edit.json(&body), report)
             }

@@ -272,8 +272,13 @@ async fn read_whole(
     match verdict::of_body(&body, call.route.answers_openai()) {
         verdict::Body::Good(usage) => {
             attempt.prompt_is_computed();
-            attempt.end(Outcome::Success);
+            let gave_up = call.route.is_openai_stream() && verdict::gave_up(&body);
+            attempt.end(match gave_up {
+                false => Outcome::Success,
+                true => Outcome::Failure,
+            });
             Ok(Opened::Whole {
+                gave_up,
                 status: reply.status,
                 headers: reply.headers,
                 body,

@@ -65,6 +65,11 @@ impl Events {
                     *finished = true;
                     usage.into_iter().for_each(|usage| report.usage(usage));
                 }
+                Said::GaveUp => {
+                    // passed on as it is, and no success
+                    *finished = true;
+                    error.get_or_insert(None);
+                }
                 Said::Counted(usage) => report.usage(usage),
                 Said::Error(code) => *error = Some(code),
                 Said::Nothing => {}

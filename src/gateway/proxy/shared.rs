@@ -68,6 +68,8 @@ pub struct Answered {
     pub body: Bytes,
     /// What the engine counted.
     pub usage: Option<Usage>,
+    /// Whether the engine says in it that it gave up.
+    pub gave_up: bool,
     /// How it came about.
     pub told: Told,
 }

@@ -5,6 +5,7 @@ use hyper::StatusCode;
 use routing::retry::Setback;
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use wire::answer::{Dialect, of_json};
 use wire::openai::Usage;
 use wire::sse::data_of;
 
@@ -84,6 +85,17 @@ pub fn of_body(body: &[u8], is_openai: bool) -> Body {
     }
 }
 
+/// Whether an engine gave a choice of its answer up: it says so in a finish reason, and 200 all the same.
+pub fn gave_up(body: &[u8]) -> bool {
+    let find = |needle: &[u8]| memchr::memmem::find(body, needle).is_some();
+    if !find(b"\"abort\"") && !find(b"\"error\"") {
+        return false;
+    }
+    let said = of_json(body, Dialect::Chat);
+    let mut reasons = said.reasons.iter().flatten();
+    reasons.any(|reason| matches!(reason.as_str(), "abort" | "error"))
+}
+
 /// Whether a text is one JSON object.
 pub fn is_object(body: &[u8]) -> bool {
     let opens = body.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
@@ -97,6 +109,8 @@ pub enum Said {
     Done,
     /// A finish reason, perhaps with token counts.
     Finished(Option<Usage>),
+    /// A finish reason that says that the engine gave up.
+    GaveUp,
     /// Token counts.
     Counted(Usage),
     /// An error of the engine's, with its own idea of a status.
@@ -150,6 +164,13 @@ pub fn of_event(event: &[u8]) -> Said {
         return Said::Error(event.code.and_then(|raw| status(raw.get())));
     }
     let choices = event.choices.unwrap_or_default();
+    let gave_up = |choice: &Choice<'_>| {
+        let reason = choice.finish_reason.map(RawValue::get);
+        matches!(reason, Some("\"abort\"" | "\"error\""))
+    };
+    if choices.iter().any(gave_up) {
+        return Said::GaveUp;
+    }
     if choices.iter().any(|choice| choice.finish_reason.is_some()) {
         return Said::Finished(event.usage);
     }
@@ -279,6 +300,12 @@ mod tests {
             said(r#"{"choices":[{"delta":{},"finish_reason":"stop"}]}"#),
             Said::Finished(None)
         );
+        assert_eq!(
+            said(r#"{"choices":[{"delta":{},"finish_reason":"abort"}]}"#),
+            Said::GaveUp
+        );
+        assert!(gave_up(br#"{"choices":[{"finish_reason":"error"}]}"#));
+        assert!(!gave_up(br#"{"choices":[{"message":{"content":"\"abort\""},"finish_reason":"stop"}],"x":"error"}"#));
         assert!(matches!(
             said(r#"{"choices":[],"usage":{"prompt_tokens":1,"total_tokens":1}}"#),
             Said::Counted(_)

@@ -172,7 +172,7 @@ fn a_stream_made_of_an_answer_says_the_role_first_and_the_reason_last() {
             of(index).next().unwrap()["choices"][0]["delta"]["role"],
             "assistant"
         );
-        assert!(of(index).last().unwrap()["choices"][0]["finish_reason"].is_string());
+        assert!(of(index).next_back().unwrap()["choices"][0]["finish_reason"].is_string());
         let early = of(index).count() - 1;
         assert!(
             of(index)

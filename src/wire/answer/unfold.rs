@@ -20,6 +20,8 @@ pub fn unfold(json: &[u8], dialect: Dialect) -> Option<Vec<u8>> {
     let usage = answer
         .shift_remove("usage")
         .filter(|usage| !usage.is_null());
+    // what a whole answer says is not there, chunks do not mention
+    answer.retain(|_, value| !value.is_null());
     if dialect == Dialect::Chat {
         answer.insert("object".into(), "chat.completion.chunk".into());
     }

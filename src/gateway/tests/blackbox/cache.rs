@@ -10,9 +10,6 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 pub const ON: &str = "response_cache: { enabled: true }";
 
-/// How an engine answers.
-type Answering = dyn Fn(&mut Wire) -> bool + Send + Sync;
-
 /// A good answer that says how many were given before it.
 pub fn numbered(number: usize) -> String {
     json!({
@@ -390,7 +387,8 @@ fn broken_failed_and_unfinished_answers_are_passed_on_and_not_kept() {
         DONE,
     ]
     .concat();
-    let answer: Vec<Box<Answering>> = vec![
+    type Bad = Box<dyn Fn(&mut Wire) -> bool + Send + Sync>;
+    let answer: Vec<Bad> = vec![
         Box::new(|w| w.json("400 Bad Request", r#"{"error":{"message":"x"}}"#)),
         Box::new(|w| w.json("500 Internal Server Error", r#"{"error":{"message":"x"}}"#)),
         Box::new(|w| w.answer("503 Service Unavailable", "retry-after: 1\r\n", "busy")),
@@ -434,6 +432,9 @@ fn broken_failed_and_unfinished_answers_are_passed_on_and_not_kept() {
         } else {
             zero("hi")
         };
+        let failures =
+            || gateway.metric("tidegate_backend_requests_total", &["outcome=\"failure\""]);
+        let before = failures();
         let mut client = Client::connect(&gateway);
         client.start_chat(&body);
         let first = client.answer();
@@ -443,6 +444,13 @@ fn broken_failed_and_unfinished_answers_are_passed_on_and_not_kept() {
         assert_eq!((second.status, engine.count()), (200, 2), "case {at}");
         let unkept = gateway.metric("tidegate_cache_unkept_answers_total", &[]);
         assert!(unkept >= 1.0, "case {at}");
+        if at == 4 || at == 5 {
+            assert_eq!(
+                (first.status, failures() - before),
+                (200, 1.0),
+                "passed on, and no success"
+            );
+        }
     }
 }
 

@@ -151,6 +151,9 @@ fn the_health_check_command_answers_by_its_exit_code() {
     let wrong = ask("/nowhere");
     assert_eq!(wrong.status.code(), Some(1));
     assert!(wrong.stderr.contains("404"), "{}", wrong.stderr);
+    let url = format!("http://{}/nowhere", gateway.address);
+    let any = run(&["healthcheck", "--any-status", "--url", &url], &[]);
+    assert_eq!(any.status.code(), Some(0));
 }
 
 #[test]
