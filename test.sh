@@ -4,17 +4,15 @@
 #   ./test.sh
 #
 # Installs what is missing with apt-get when it runs as root, and otherwise says what to install. Needs no
-# running service: it starts Redis itself, on a port of its own, and stops it at the end. Leaves .venv and
-# .test behind, both ignored by git, and reuses them.
+# running service: tests start the servers that they need, among them redis-server 7 or newer. Leaves .venv
+# and .test behind, both ignored by git, and reuses them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
-readonly REDIS_START_LIMIT_S=10
 readonly VOCABULARY_VERSION=3.7.2
 readonly REQUIREMENTS=load-tests/clients/requirements.txt
 readonly STATE_DIR="$PWD/.test" # tools that this script fetched
 SCRATCH_DIR=$(mktemp -d)        # what this run writes, removed at its end
-STARTED_PIDS=()
 
 step() { printf '\n=== %s (%d s elapsed)\n' "$1" "$SECONDS"; }
 
@@ -26,12 +24,8 @@ fail() {
 has() { command -v "$1" >/dev/null 2>&1; }
 
 clean_up() {
-  local status=$? pid
+  local status=$?
   trap - EXIT INT TERM
-  for pid in "${STARTED_PIDS[@]}"; do
-    kill "$pid" 2>/dev/null || true
-    wait "$pid" 2>/dev/null || true
-  done
   rm -rf "$SCRATCH_DIR"
   exit "$status"
 }
@@ -109,24 +103,6 @@ fetch_vocabularies() {
   export TIDEGATE_TEST_TOKENIZERS="$dir"
 }
 
-start_redis() {
-  local port deadline=$((SECONDS + REDIS_START_LIMIT_S))
-  port=$(python3 -c 'import socket; s = socket.create_server(("127.0.0.1", 0)); print(s.getsockname()[1])')
-  redis-server --port "$port" --bind 127.0.0.1 --save "" --appendonly no --dir "$SCRATCH_DIR" \
-    >"$SCRATCH_DIR/redis.log" 2>&1 &
-  local pid=$!
-  STARTED_PIDS+=("$pid")
-  until (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do
-    if ! kill -0 "$pid" 2>/dev/null || [ "$SECONDS" -ge "$deadline" ]; then
-      cat "$SCRATCH_DIR/redis.log" >&2
-      fail "redis-server did not start on port $port"
-    fi
-    sleep 0.1
-  done
-  export TIDEGATE_TEST_REDIS_URL="redis://127.0.0.1:$port"
-  echo "$TIDEGATE_TEST_REDIS_URL"
-}
-
 # Licences, sources and known vulnerabilities of everything in Cargo.lock. What is known of vulnerabilities comes from the network,
 # and is left out where that cannot be had.
 check_dependencies() {
@@ -152,7 +128,6 @@ check_compose() {
 step "Tools"
 install_tools
 install_python_packages
-start_redis
 fetch_vocabularies
 
 step "Format"

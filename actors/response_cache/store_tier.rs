@@ -26,6 +26,8 @@ const WAITING_PUTS_MAX: usize = 1024;
 /// cluster the node of any one of them may be the one that is away.
 const TRIAL_PREFIX: &str = "v1/trial/";
 const TRIAL_KEYS: u32 = 64;
+/// How often it is looked whether a rest is over: often, so that it lasts little longer than it should.
+const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 /// How long the value of a trial lives, should it not be removed at once.
 const TRIAL_TTL: Duration = Duration::from_secs(60);
 /// Keys of one page of a sweep, and the pause after each, so that sweeping is no load.
@@ -266,7 +268,7 @@ impl Actor for StoreTier {
 
     fn started(&mut self, ctx: &mut Self::Context) {
         self.settings.stats.up.store(true, Relaxed);
-        ctx.run_interval(REST, |this, ctx| {
+        ctx.run_interval(LOOK_INTERVAL, |this, ctx| {
             this.try_again(ctx);
             this.tell_holdings();
         });

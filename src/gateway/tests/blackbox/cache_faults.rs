@@ -2,7 +2,7 @@
 //! are served from it again once it is well, without a restart.
 
 use crate::cache::{engine, zero};
-use crate::cache_tiers::{ask, said, teach, until_stored};
+use crate::cache_tiers::{ask, said, shown, teach};
 use crate::support::process::Process;
 use crate::support::stores::{PATIENT, redis, redis_only, tiered};
 use crate::support::{DEADLINE, Fault, FaultProxy, Gateway, ObjectStore, Upstream, ms, wait_until};
@@ -19,8 +19,7 @@ const FAILURES: usize = 5;
 pub const HALF_A_MINUTE: &str = "command_timeout_ms: 30000, connect_timeout_ms: 30000";
 
 pub fn is_up(gateway: &Gateway, tier: &str) -> bool {
-    let label = format!("tier=\"{tier}\"");
-    gateway.metric("tidegate_cache_tier_up", &[&label]) == 1.0
+    shown(gateway, tier)["up"] == true
 }
 
 /// Sends new prompts until a tier is left alone; answers the longest time that one took.
@@ -124,15 +123,23 @@ fn a_host_name_that_leads_nowhere_keeps_nobody_waiting_and_is_told_once() {
 }
 
 #[test]
-fn requests_go_on_while_redis_dies_and_comes_back_and_each_change_is_one_line() {
-    let (engine, mut server) = (engine(), Single::start());
-    let process = process(&engine, &redis_only(&server.url(), ""));
-    let stop = AtomicBool::new(false);
+fn requests_go_on_while_both_stores_die_and_come_back_and_each_change_is_one_line() {
+    let (engine, mut server, mut s3) = (engine(), Single::start(), ObjectStore::start());
+    let l1 = format!("type: redis, {PATIENT}");
+    let settings = tiered(&l1, &redis(&server.url()), &s3.yaml(), "");
+    let process = process(&engine, &settings);
+    let tiers = ["redis", "s3"];
+    let looked = |tier: &str, result: &str| {
+        let labels = [format!("\"{tier}\""), format!("\"{result}\"")];
+        process.metric("tidegate_cache_lookups_total", &[&labels[0], &labels[1]])
+    };
     let up = |expected: f64| {
-        wait_until("the tier is up, or not", DEADLINE, || {
-            process.metric("tidegate_cache_tier_up", &["redis"]) == expected
+        wait_until("the tiers are up, or not", DEADLINE, || {
+            let up = |tier: &&str| process.metric("tidegate_cache_tier_up", &[tier]);
+            tiers.iter().map(up).all(|up| up == expected)
         });
     };
+    let stop = AtomicBool::new(false);
     let longest = std::thread::scope(|scope| {
         let trickle = scope.spawn(|| {
             let mut longest = Duration::ZERO;
@@ -148,26 +155,34 @@ fn requests_go_on_while_redis_dies_and_comes_back_and_each_change_is_one_line() 
             }
             longest
         });
-        let served = || process.metric("tidegate_cache_lookups_total", &["redis", "hit"]);
-        wait_until("it serves", DEADLINE, || served() >= 1.0);
+        wait_until("it serves", DEADLINE, || looked("redis", "hit") >= 1.0);
         server.kill();
+        s3.kill();
         up(0.0);
-        let skipped = || process.metric("tidegate_cache_lookups_total", &["redis", "skipped"]);
-        let before = skipped();
-        wait_until("nobody asks it", DEADLINE, || skipped() > before + 5.0);
+        let before = tiers.map(|tier| looked(tier, "skipped"));
+        wait_until("nobody asks them", DEADLINE, || {
+            let mut both = tiers.iter().zip(before);
+            both.all(|(tier, before)| looked(tier, "skipped") > before + 5.0)
+        });
         server.start_again();
+        s3.start_again();
         up(1.0);
-        let before = served();
-        wait_until("it serves again", DEADLINE, || served() > before);
+        let before = looked("redis", "hit");
+        wait_until("it serves again", DEADLINE, || {
+            looked("redis", "hit") > before
+        });
         stop.store(true, Relaxed);
         trickle.join().unwrap()
     });
     assert!(longest < BOUND, "{longest:?}");
     for (what, level) in [("cache tier fails", "WARN"), ("cache tier is back", "INFO")] {
-        for calls in ["calls=\"reads\"", "calls=\"writes\""] {
-            let told = lines(&process, what, calls);
-            assert_eq!(told.len(), 1, "{what} {calls}: {}", process.output());
-            assert!(told[0].contains(level), "{told:?}");
+        for tier in tiers {
+            for calls in ["calls=\"reads\"", "calls=\"writes\""] {
+                let told = lines(&process, what, calls);
+                let told: Vec<_> = told.iter().filter(|line| line.contains(tier)).collect();
+                assert_eq!(told.len(), 1, "{what} {calls}: {}", process.output());
+                assert!(told[0].contains(level), "{told:?}");
+            }
         }
     }
 }
@@ -259,17 +274,28 @@ fn connections_that_are_cut_or_refused_cost_no_request() {
     proxy.set(Fault::Pass);
     assert_eq!(ask(&gateway, "hi"), "HIT redis");
     assert_eq!(lookups(&gateway, "redis", "error"), 0.0);
-    for fault in [Fault::Cut, Fault::CutAfterBytes(3)] {
-        proxy.set(fault);
-        until_left_alone(&gateway, "redis", || {});
-        proxy.set(Fault::Pass);
-        until_served_by(&gateway, "redis");
-    }
-    assert!(lookups(&gateway, "redis", "error") >= 10.0);
     // nobody new is let in, and who is in stays
     proxy.set(Fault::RefuseNew);
     assert_eq!(ask(&gateway, "hi"), "HIT redis");
     assert!(is_up(&gateway, "redis"));
+    proxy.set(Fault::Cut);
+    until_left_alone(&gateway, "redis", || {});
+}
+
+#[test]
+fn a_redis_that_cuts_every_connection_is_left_alone_until_it_no_longer_does() {
+    let (engine, server) = (engine(), Single::start());
+    let proxy = FaultProxy::to_port(server.port());
+    let url = format!("redis://{}", proxy.address);
+    let gateway = Gateway::start(&[("a", &engine)], &redis_only(&url, ""));
+    teach(&gateway, "hi", ("redis", 1));
+    proxy.set(Fault::CutAfterBytes(3));
+    until_left_alone(&gateway, "redis", || {});
+    assert!(lookups(&gateway, "redis", "error") >= FAILURES as f64);
+    proxy.set(Fault::Pass);
+    until_served_by(&gateway, "redis");
+    wait_until("it is up", DEADLINE, || is_up(&gateway, "redis"));
+    assert_eq!(ask(&gateway, "hi"), "HIT redis", "it lost nothing");
 }
 
 #[test]
@@ -334,46 +360,52 @@ fn a_full_redis_and_a_replica_take_nothing_and_go_on_giving() {
     }
 }
 
-#[test]
-fn a_redis_that_is_back_is_up_though_nothing_new_is_asked_for() {
-    let (engine, mut server) = (engine(), Single::start());
-    let gateway = Gateway::start(&[("a", &engine)], &redis_only(&server.url(), ""));
+/// A gateway whose Redis has died, after an answer was kept there and another was asked for.
+fn with_a_dead_redis(engine: &Upstream, stands_in: bool) -> (Gateway, Single) {
+    let mut server = Single::start();
+    let settings = redis_only(&server.url(), "").replace(
+        "fallback_to_memory: true",
+        &format!("fallback_to_memory: {stands_in}"),
+    );
+    let gateway = Gateway::start(&[("a", engine)], &settings);
+    teach(&gateway, "before", ("redis", 1));
     server.kill();
     until_left_alone(&gateway, "redis", || {});
-    // now in memory, so that nothing need be kept any more
-    for _ in 0..3 * FAILURES {
-        ask(&gateway, "hi");
-        gateway.assert_idle();
-    }
+    assert_eq!(ask(&gateway, "hi"), "MISS");
+    gateway.assert_idle();
+    (gateway, server)
+}
+
+#[test]
+fn memory_stands_in_for_a_dead_redis_until_it_is_back_though_nothing_new_is_asked_for() {
+    let engine = engine();
+    let (gateway, mut server) = with_a_dead_redis(&engine, true);
+    // often enough for writes to be left alone too
+    until_writes_are_left_alone(&gateway);
     assert_eq!(ask(&gateway, "hi"), "HIT memory");
     server.start_again();
     wait_until("it is up", DEADLINE, || is_up(&gateway, "redis"));
     assert_eq!(server.ask(&["DBSIZE"]), ":0", "the trial left nothing");
+    // one that others may have removed from Redis does not come back
+    assert_eq!(ask(&gateway, "hi"), "MISS");
+    gateway.assert_idle();
+    assert_eq!(ask(&gateway, "hi"), "HIT redis");
+}
+
+fn until_writes_are_left_alone(gateway: &Gateway) {
+    wait_until("writes are left alone", DEADLINE, || {
+        ask(gateway, &format!("lost {}", fastrand::u64(..)));
+        gateway.assert_idle();
+        shown(gateway, "redis")["stores"]["skipped"].as_u64() > Some(0)
+    });
 }
 
 #[test]
-fn memory_stands_in_for_a_dead_redis_only_if_it_is_told_to() {
-    for stands_in in [true, false] {
-        let (engine, mut server) = (engine(), Single::start());
-        let settings = redis_only(&server.url(), "");
-        let settings = settings.replace(
-            "fallback_to_memory: true",
-            &format!("fallback_to_memory: {stands_in}"),
-        );
-        let gateway = Gateway::start(&[("a", &engine)], &settings);
-        teach(&gateway, "before", ("redis", 1));
-        server.kill();
-        until_left_alone(&gateway, "redis", || {});
+fn memory_does_not_stand_in_for_a_dead_redis_if_it_is_told_not_to() {
+    let engine = engine();
+    let (gateway, _server) = with_a_dead_redis(&engine, false);
+    for _ in 0..3 {
         assert_eq!(ask(&gateway, "hi"), "MISS");
         gateway.assert_idle();
-        let again = if stands_in { "HIT memory" } else { "MISS" };
-        assert_eq!(ask(&gateway, "hi"), again);
-        server.start_again();
-        until_served_by(&gateway, "redis");
-        // one that others may have removed from Redis does not come back
-        assert_eq!(ask(&gateway, "hi"), "MISS");
-        gateway.assert_idle();
-        until_stored(&gateway, ("redis", 2));
-        assert_eq!(ask(&gateway, "hi"), "HIT redis");
     }
 }

@@ -34,7 +34,7 @@ fn answers_are_kept_on_all_nodes_and_removed_from_all() {
     );
     assert!(ask_all(&gateway).iter().all(|said| said == "MISS"));
     gateway.assert_idle();
-    until_stored(&gateway, ("redis", PROMPTS));
+    until_stored(&gateway, ("redis", PROMPTS as u64));
     assert!(ask_all(&gateway).iter().all(|said| said == "HIT redis"));
     assert_eq!(engine.count(), PROMPTS);
     // another gateway, by another node
@@ -71,26 +71,24 @@ fn while_a_node_is_away_requests_go_on_and_the_others_serve() {
     let gateway = Gateway::start(&[("a", &engine)], &settings);
     ask_all(&gateway);
     gateway.assert_idle();
-    for node in [2, 0] {
-        cluster.kill(node);
-        let mut hits = 0;
-        // failures in a row, of keys that happen to be of that node, may make it rest for a while
-        wait_until("the others serve", DEADLINE, || {
-            for number in 0..PROMPTS {
-                let begun = Instant::now();
-                let said = ask(&gateway, &format!("prompt {number}")); // is a 200
-                assert!(begun.elapsed() < BOUND, "{node}: {:?}", begun.elapsed());
-                hits += usize::from(said == "HIT redis");
-            }
-            hits >= PROMPTS / 2
-        });
-        cluster.start_again(node);
-        wait_until("every answer is served again", DEADLINE, || {
-            ask_all(&gateway);
-            gateway.assert_idle();
-            ask_all(&gateway).iter().all(|said| said == "HIT redis")
-        });
-    }
+    cluster.kill(0); // which the settings name
+    let mut hits = 0;
+    // failures in a row, of keys that happen to be of that node, may make it rest for a while
+    wait_until("the others serve", DEADLINE, || {
+        for number in 0..PROMPTS {
+            let begun = Instant::now();
+            let said = ask(&gateway, &format!("prompt {number}")); // is a 200
+            assert!(begun.elapsed() < BOUND, "{:?}", begun.elapsed());
+            hits += usize::from(said == "HIT redis");
+        }
+        hits >= PROMPTS / 2
+    });
+    cluster.start_again(0);
+    wait_until("every answer is served again", DEADLINE, || {
+        ask_all(&gateway);
+        gateway.assert_idle();
+        ask_all(&gateway).iter().all(|said| said == "HIT redis")
+    });
 }
 
 #[test]

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 /// How often a thread that waits for bytes looks whether the fault has changed.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
+type Script = dyn Fn(&str) -> Option<String> + Send + Sync;
+
 /// What is done to every connection from now on.
 #[derive(Clone)]
 pub enum Fault {
@@ -29,7 +31,7 @@ pub enum Fault {
     CutAfterBytes(usize),
     /// For HTTP, to be set between requests: what this makes of a request's head is the reply; none: the
     /// request is forwarded. The connection ends with a reply that is not whole.
-    Reply(Arc<dyn Fn(&str) -> Option<String> + Send + Sync>),
+    Reply(Arc<Script>),
 }
 
 impl Fault {
@@ -243,29 +245,20 @@ fn requests(shared: &Shared, link: &Link) {
     let mut held = Vec::new();
     while let Some((bytes, fault)) = shared.read(&link.client, link) {
         held.extend_from_slice(&bytes);
-        let forwards = match &fault {
-            Fault::Reply(script) => {
-                let Some(length) = request_length(&held) else {
-                    continue; // its head is not whole
-                };
-                let head = String::from_utf8_lossy(&held).into_owned();
-                match script(&head) {
-                    Some(reply) => {
-                        if !take_request(shared, link, &mut held, length) {
-                            return;
-                        }
-                        let sent = (&link.client).write_all(reply.as_bytes());
-                        if sent.is_err() || !is_whole(&reply) {
-                            return;
-                        }
-                        continue;
-                    }
-                    None => true,
+        if let Fault::Reply(script) = fault {
+            let Some(length) = request_length(&held) else {
+                continue; // its head is not whole
+            };
+            if let Some(reply) = script(&String::from_utf8_lossy(&held)) {
+                let answered = take_request(shared, link, &mut held, length)
+                    && (&link.client).write_all(reply.as_bytes()).is_ok();
+                if answered && is_whole(&reply) {
+                    continue;
                 }
+                return;
             }
-            _ => true,
-        };
-        if forwards && (&link.target).write_all(&held).is_err() {
+        }
+        if (&link.target).write_all(&held).is_err() {
             return;
         }
         held.clear();
