@@ -5,6 +5,7 @@
 pub mod answer;
 pub mod cache_entry;
 pub mod canonical;
+pub mod handoff;
 pub mod kv_events;
 pub mod kv_snapshot;
 pub mod media;

@@ -1,0 +1,42 @@
+//! NIXL (vLLM): prefill keeps the blocks and says where they are; decode fetches them. What it says is
+//! for the other engine alone and passes as it stands. Blocks are pinned until fetched, or for 30 s.
+
+use super::prefill::{prefill_body, with_member};
+use super::{Connector, Lack, Leg, Order, Prefilled, Split};
+use bytes::Bytes;
+
+/// See the module.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Nixl;
+
+const ASK_TO_KEEP: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
+
+impl Connector for Nixl {
+    fn name(&self) -> &'static str {
+        "nixl"
+    }
+
+    fn order(&self) -> Order {
+        Order::PrefillFirst
+    }
+
+    fn prefill(&self, split: &Split<'_>) -> Result<Leg, Lack> {
+        let body = prefill_body(split.body);
+        Ok(Leg {
+            body: with_member(&body, "kv_transfer_params", ASK_TO_KEEP),
+            request_id: split.request_id.into(),
+        })
+    }
+
+    /// Without parameters decode computes the prompt itself: prefill had nothing to hand over.
+    fn decode(&self, split: &Split<'_>, prefilled: Prefilled<'_>) -> Result<Leg, Lack> {
+        let body = match prefilled {
+            Prefilled::Params(params) => with_member(split.body, "kv_transfer_params", params),
+            Prefilled::WithoutParams | Prefilled::NotAwaited => Bytes::copy_from_slice(split.body),
+        };
+        Ok(Leg {
+            body,
+            request_id: split.request_id.into(),
+        })
+    }
+}

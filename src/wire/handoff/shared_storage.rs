@@ -1,0 +1,49 @@
+//! Through storage that both engines reach, such as VAST: prefill writes the prompt's blocks there,
+//! decode finds them by their hashes. Neither needs to know of the other. Operators may add parameters
+//! of their engines' own.
+
+use super::prefill::{prefill_body, with_member};
+use super::{Connector, Lack, Leg, Order, Prefilled, Split};
+use bytes::Bytes;
+
+/// See the module.
+#[derive(Debug, Clone, Default)]
+pub struct SharedStorage {
+    /// `kv_transfer_params` for the prefill leg, a JSON object; none: without.
+    pub prefill_params: Option<String>,
+    /// The same for the decode leg.
+    pub decode_params: Option<String>,
+}
+
+fn leg(split: &Split<'_>, body: Bytes, params: Option<&String>) -> Leg {
+    Leg {
+        body: match params {
+            Some(params) => with_member(&body, "kv_transfer_params", params),
+            None => body,
+        },
+        request_id: split.request_id.into(),
+    }
+}
+
+impl Connector for SharedStorage {
+    fn name(&self) -> &'static str {
+        "shared_storage"
+    }
+
+    fn order(&self) -> Order {
+        Order::PrefillFirst
+    }
+
+    fn prefill(&self, split: &Split<'_>) -> Result<Leg, Lack> {
+        Ok(leg(
+            split,
+            prefill_body(split.body),
+            self.prefill_params.as_ref(),
+        ))
+    }
+
+    fn decode(&self, split: &Split<'_>, _: Prefilled<'_>) -> Result<Leg, Lack> {
+        let body = Bytes::copy_from_slice(split.body);
+        Ok(leg(split, body, self.decode_params.as_ref()))
+    }
+}
