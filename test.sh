@@ -78,6 +78,7 @@ install_tools() {
     rustup component add rustfmt clippy
   fi
   cargo nextest --version >/dev/null 2>&1 || cargo install cargo-nextest --locked
+  cargo deny --version >/dev/null 2>&1 || cargo install cargo-deny --locked
 }
 
 # Makes .venv anew whenever the requirements differ from those that it was made for.
@@ -102,6 +103,17 @@ fetch_vocabularies() {
   export TIDEGATE_TEST_TOKENIZERS="$dir"
 }
 
+# Licences, sources and known vulnerabilities of everything in Cargo.lock. What is known of vulnerabilities comes from the network,
+# and is left out where that cannot be had.
+check_dependencies() {
+  cargo deny --locked check bans licenses sources
+  if cargo deny fetch >/dev/null 2>&1; then
+    cargo deny --locked check advisories
+  else
+    echo "the advisory database cannot be fetched here: vulnerabilities not checked"
+  fi
+}
+
 check_compose() {
   if docker compose version >/dev/null 2>&1; then
     docker compose -f docker-compose.yml config --quiet
@@ -123,6 +135,9 @@ cargo fmt --all --check
 
 step "Lints"
 cargo clippy --workspace --all-targets --locked -- -D warnings
+
+step "Dependencies: deny.toml"
+check_dependencies
 
 step "Build"
 cargo build --workspace --locked

@@ -334,7 +334,8 @@ pub struct Found {
     pub locked: bool,
 }
 
-/// Keeps an entry in the tiers outside of this process; the answer comes when L1 has it.
+/// Keeps an entry in the tiers outside of this process; the answer comes when L1 has it, or L2 what is
+/// too large for L1.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct Keep {
@@ -471,7 +472,7 @@ impl Shared {
         let Some(ttl) = self.settings.promotion_ttl.map(|ttl| ttl.min(left)) else {
             return;
         };
-        if entry.encoded_length() as u64 > self.settings.l1_value_max || ttl.is_zero() {
+        if !self.fits_l1(entry) || ttl.is_zero() {
             return;
         }
         self.promotions.fetch_add(1, Relaxed);
@@ -541,10 +542,15 @@ impl Shared {
                 bytes: entry.encode(),
                 expires_at,
             };
-            let put = tier.1.send(Put(at, value)); // nobody waits for L2
-            actix_rt::spawn(async move {
+            let put = tier.1.send(Put(at, value));
+            if self.fits_l1(&entry) {
+                // nobody waits for L2, once L1 has it
+                actix_rt::spawn(async move {
+                    let _ = put.await;
+                });
+            } else {
                 let _ = put.await;
-            });
+            }
         }
         if self.l1.is_some() {
             // memory, where it is L1, has it already
@@ -552,10 +558,13 @@ impl Shared {
         }
     }
 
+    fn fits_l1(&self, entry: &Entry) -> bool {
+        entry.encoded_length() as u64 <= self.settings.l1_value_max
+    }
+
     async fn keep_in_l1(&self, key: CacheKey, path: &Arc<str>, entry: &Arc<Entry>, ttl: Duration) {
-        let fits = entry.encoded_length() as u64 <= self.settings.l1_value_max;
         let (l1, memory) = (&self.settings.l1, &self.settings.memory);
-        if !fits {
+        if !self.fits_l1(entry) {
             let l1 = l1.as_ref().map(|l1| &l1.stats);
             let first = l1.or(memory.as_ref().map(|memory| &memory.stats));
             if let Some(stats) = first {

@@ -165,6 +165,16 @@ impl StoreTier {
         self.settings.stats.up.store(up, Relaxed);
     }
 
+    /// Where the store knows them.
+    fn tell_holdings(&self) {
+        if let Some(holdings) = self.settings.store.holdings() {
+            let stats = &self.settings.stats;
+            stats.bytes.store(holdings.bytes, Relaxed);
+            stats.entries.store(holdings.entries, Relaxed);
+            stats.crowded_out.store(holdings.crowded_out, Relaxed);
+        }
+    }
+
     /// Asks a store that is left alone whether it is back, so that no request has to.
     fn try_again(&mut self, ctx: &mut Context<Self>) {
         self.try_to_read(ctx);
@@ -258,7 +268,10 @@ impl Actor for StoreTier {
 
     fn started(&mut self, ctx: &mut Self::Context) {
         self.settings.stats.up.store(true, Relaxed);
-        ctx.run_interval(LOOK_INTERVAL, Self::try_again);
+        ctx.run_interval(LOOK_INTERVAL, |this, ctx| {
+            this.try_again(ctx);
+            this.tell_holdings();
+        });
         if let Some((every, older_than)) = self.settings.sweep {
             let (store, stats) = (self.settings.store.clone(), self.settings.stats.clone());
             ctx.spawn(sweep(store, every, older_than, stats).into_actor(self));

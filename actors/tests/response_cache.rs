@@ -440,6 +440,37 @@ async fn clearing_reaches_every_tier_and_says_what_it_could_not_reach() {
 }
 
 #[actix::test]
+async fn what_is_older_than_anything_may_be_is_swept_out_of_stores_that_forget_nothing() {
+    tokio::time::pause();
+    let every = Duration::from_secs(600);
+    let bench = bench(|settings| {
+        settings.l1 = None;
+        let l2 = settings.l2.as_mut().unwrap();
+        l2.sweep = Some((every, Duration::ZERO));
+    });
+    for number in 0..250 {
+        bench.keep(&number.to_string(), &entry(10)).await;
+    }
+    assert_eq!(bench.s3.inner.count(), 250);
+    // pages of it, with pauses between them
+    tokio::time::sleep(2 * every).await;
+    settle().await;
+    assert_eq!(bench.s3.inner.count(), 0);
+    assert_eq!(
+        bench.cache.tiers[1].expired.load(Relaxed),
+        250,
+        "memory, s3"
+    );
+    let kept = self::bench(|settings| {
+        settings.l2.as_mut().unwrap().sweep = Some((every, TTL));
+    });
+    kept.keep("young", &entry(10)).await;
+    tokio::time::sleep(2 * every).await;
+    settle().await;
+    assert_eq!(kept.s3.inner.count(), 1);
+}
+
+#[actix::test]
 async fn gateways_wait_for_each_others_answer_and_not_for_ever() {
     tokio::time::pause();
     let wait = Duration::from_secs(2);

@@ -25,4 +25,6 @@ pub use lock::Lock;
 pub use memory::MemoryStore;
 pub use redis::{Redis, RedisError, RedisSettings, RedisStore};
 pub use s3::{Credentials, S3Settings, S3Store};
-pub use store::{Answer, Cursor, Deleted, LIST_KEYS_MAX, Listed, Listing, Page, Store, Value};
+pub use store::{
+    Answer, Cursor, Deleted, Holdings, LIST_KEYS_MAX, Listed, Listing, Page, Store, Value,
+};

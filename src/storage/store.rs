@@ -21,6 +21,11 @@ pub trait Store: Debug + Send + Sync {
     /// What it is, in one word, for log lines and labels: `redis`, `s3`, `disk`.
     fn name(&self) -> &'static str;
 
+    /// What it holds, where it knows that without asking anybody.
+    fn holdings(&self) -> Option<Holdings> {
+        None
+    }
+
     /// The value of a key, whole and as it was stored, or none if there is none. It may have expired, unless the
     /// store forgets by itself, as Redis does.
     fn get<'a>(&'a self, key: &'a Key) -> Answer<'a, Option<Value>>;
@@ -38,6 +43,17 @@ pub trait Store: Debug + Send + Sync {
 
     /// Removes one page of the keys that begin with `prefix`. Go on with the cursor until there is none.
     fn delete_prefix<'a>(&'a self, prefix: &'a str, page: Page) -> Answer<'a, Deleted>;
+}
+
+/// How much a store holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Holdings {
+    /// Values.
+    pub entries: u64,
+    /// Bytes that they take.
+    pub bytes: u64,
+    /// Values that have gone for want of room, since it was opened.
+    pub crowded_out: u64,
 }
 
 /// What is stored.

@@ -9,7 +9,8 @@ use super::wish::Wish;
 use crate::gateway::Worker;
 use crate::http::error::{By, ErrorKind, Refusal};
 use crate::http::refuse;
-use crate::proxy::{Answered, Call, Head, answer};
+use crate::proxy::answer::{self, Taking};
+use crate::proxy::{Answered, Call, Head};
 use crate::telemetry::report::{CacheNote, Report};
 use actix_web::HttpResponse;
 use actix_web::body::{BodySize, MessageBody};
@@ -19,6 +20,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 use wire::answer::{Dialect, Form};
 use wire::cache_entry::Entry;
 use wire::openai::Usage;
@@ -93,7 +95,10 @@ pub async fn serve(
         report.without_call();
     }
     match seat.heard().await {
-        Heard::Head(head) => streamed(seat, &head, &caller, report).await,
+        Heard::Head(head) => {
+            let write_timeout = worker.gateway.settings.server.client_write_timeout;
+            streamed((seat, write_timeout), &head, &caller, report).await
+        }
         Heard::End(End::Whole(answered)) => whole(&answered, &caller, report),
         Heard::End(End::Stored(entry, tier)) => stored((&entry, tier), &caller, &worker, report),
         Heard::End(End::Failed(failure)) => {
@@ -187,7 +192,7 @@ fn respond(
 
 /// An answer that comes in chunks.
 async fn streamed(
-    mut seat: Seat,
+    (mut seat, write_timeout): (Seat, Duration),
     head: &Head,
     caller: &Caller,
     mut report: Report,
@@ -214,6 +219,7 @@ async fn streamed(
             length: head.length.filter(|_| caller.edit.is_none()),
             edit: caller.edit.clone(),
             report: Some(report),
+            taking: Taking::within(write_timeout),
         });
     }
     let (chunks, end) = seat.collect(FORMED_MAX).await;
@@ -243,6 +249,13 @@ struct SeatBody {
     edit: AnswerEdit,
     length: Option<u64>,
     report: Option<Report>,
+    taking: Taking,
+}
+
+impl Drop for SeatBody {
+    fn drop(&mut self) {
+        self.taking.count_stall(self.report.is_some());
+    }
 }
 
 /// Breaks the connection to the client off, so that a cut answer does not look whole.
@@ -286,6 +299,15 @@ impl MessageBody for SeatBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, Self::Error>>> {
         let this = &mut *self;
+        let next = this.poll_bytes(cx);
+        this.taking.note(&next);
+        next
+    }
+}
+
+impl SeatBody {
+    fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BrokenOff>>> {
+        let this = self;
         loop {
             let Some(seat) = &mut this.seat else {
                 return Poll::Ready(None);

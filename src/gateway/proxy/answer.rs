@@ -169,12 +169,11 @@ impl AnswerBody {
         let idle_timeout = parts.worker.gateway.settings.upstream.idle_timeout;
         let server = &parts.worker.gateway.settings.server;
         AnswerBody {
-            client_write_timeout: server.client_write_timeout,
             cutting: Box::pin(parts.worker.gateway.phase.cutting()),
             idle: Box::pin(tokio::time::sleep(idle_timeout)),
             last_chunk: now(),
             waiting_since: None,
-            offered: None,
+            taking: Taking::within(server.client_write_timeout),
             idle_timeout,
             first: Some(if parts.is_events {
                 parts.first
@@ -221,12 +220,10 @@ pub struct AnswerBody {
     report: Option<Report>,
     idle: Pin<Box<Sleep>>,
     idle_timeout: Duration,
-    client_write_timeout: Duration,
     last_chunk: Instant,
     /// Since when the backend is waited for; none while the client is.
     waiting_since: Option<Instant>,
-    /// When the client was last given bytes, while it has not come back for more.
-    offered: Option<Instant>,
+    taking: Taking,
     cutting: LocalBoxFuture<'static, ()>,
     ended: Option<Result<(), (By, ErrorKind)>>,
 }
@@ -363,16 +360,43 @@ impl MessageBody for AnswerBody {
     ) -> Poll<Option<Result<Bytes, Self::Error>>> {
         let this = &mut *self;
         let next = this.poll_bytes(cx);
-        this.offered = matches!(next, Poll::Ready(Some(Ok(_)))).then(now);
+        this.taking.note(&next);
         next
     }
 }
 
-/// A client that took nothing for `client_write_timeout` was dropped by the kernel.
 impl Drop for AnswerBody {
     fn drop(&mut self) {
+        self.taking.count_stall(self.report.is_some());
+    }
+}
+
+/// Whether the client takes what it is given. One that took nothing for `client_write_timeout` was
+/// dropped by the kernel.
+pub struct Taking {
+    limit: Duration,
+    /// When the client was last given bytes, while it has not come back for more.
+    offered: Option<Instant>,
+}
+
+impl Taking {
+    /// With this limit.
+    pub fn within(limit: Duration) -> Self {
+        Taking {
+            limit,
+            offered: None,
+        }
+    }
+
+    /// The client came for more, and got this.
+    pub fn note<E>(&mut self, next: &Poll<Option<Result<Bytes, E>>>) {
+        self.offered = matches!(next, Poll::Ready(Some(Ok(_)))).then(now);
+    }
+
+    /// The answer is dropped, perhaps before its end: counts it if that is why.
+    pub fn count_stall(&self, is_unfinished: bool) {
         let stalled = self.offered.map(|at| now().saturating_duration_since(at));
-        if self.report.is_some() && stalled.is_some_and(|time| time >= self.client_write_timeout) {
+        if is_unfinished && stalled.is_some_and(|time| time >= self.limit) {
             counter!(names::CLIENT_WRITE_TIMEOUTS).increment(1);
         }
     }

@@ -9,7 +9,7 @@ use super::index::{Entry, Index};
 use crate::envelope::{self, Head};
 use crate::error::{Act, ErrorKind, StoreError};
 use crate::key::Key;
-use crate::store::{Cursor, Deleted, Listed, Listing, Page, Value};
+use crate::store::{Cursor, Deleted, Holdings, Listed, Listing, Page, Value};
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -253,9 +253,9 @@ impl Directory {
         }
     }
 
-    /// Bytes of all values, in whole blocks.
-    pub(super) fn bytes(&self) -> u64 {
-        self.index().bytes()
+    /// What is there.
+    pub(super) fn holdings(&self) -> Holdings {
+        self.index().holdings()
     }
 
     fn too_large(&self, value_bytes: u64) -> StoreError {

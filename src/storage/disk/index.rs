@@ -1,5 +1,6 @@
 //! Which values a directory holds, how much room they take, and which was not used for longest. Pure: no files, no clock.
 
+use crate::store::Holdings;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -33,6 +34,7 @@ pub(super) struct Index {
     next_turn: Turn,
     bytes: u64,
     bytes_max: u64,
+    crowded_out: u64,
 }
 
 /// Counts uses: the smallest one of an entry is the oldest.
@@ -50,6 +52,7 @@ impl Index {
             next_turn: 0,
             bytes: 0,
             bytes_max,
+            crowded_out: 0,
         }
     }
 
@@ -68,6 +71,7 @@ impl Index {
             };
             let oldest = oldest.clone();
             self.remove(&oldest);
+            self.crowded_out += 1;
             gone.push(oldest);
         }
         gone
@@ -105,9 +109,13 @@ impl Index {
         (page, found.next().is_some())
     }
 
-    /// Bytes of all files, in whole blocks.
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
+    /// Entries, bytes of all files in whole blocks, and how many have made room so far.
+    pub(super) fn holdings(&self) -> Holdings {
+        Holdings {
+            entries: self.entries.len() as u64,
+            bytes: self.bytes,
+            crowded_out: self.crowded_out,
+        }
     }
 }
 
@@ -144,7 +152,7 @@ mod tests {
             [Arc::<str>::from("b"), "c".into()]
         );
         assert_eq!(keys(&index), ["a", "d"]);
-        assert_eq!(index.bytes(), 3 * BLOCK_BYTES);
+        assert_eq!(index.holdings().bytes, 3 * BLOCK_BYTES);
     }
 
     #[test]
@@ -203,7 +211,7 @@ mod tests {
                 expected.sort();
                 prop_assert_eq!(keys(&index), expected);
                 let bytes: u64 = model.0.iter().map(|(_, blocks)| blocks * BLOCK_BYTES).sum();
-                prop_assert_eq!(index.bytes(), bytes);
+                prop_assert_eq!(index.holdings().bytes, bytes);
             }
         }
     }

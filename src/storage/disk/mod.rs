@@ -7,7 +7,7 @@ mod index;
 
 use crate::error::{Act, ErrorKind, StoreError};
 use crate::key::Key;
-use crate::store::{Answer, Deleted, Listing, Page, Store, Value};
+use crate::store::{Answer, Deleted, Holdings, Listing, Page, Store, Value};
 use directory::Directory;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -58,11 +58,6 @@ impl DiskStore {
         })
     }
 
-    /// Bytes of all files, in whole blocks.
-    pub fn bytes(&self) -> u64 {
-        self.directory.bytes()
-    }
-
     async fn run<T: Send + 'static>(
         &self,
         act: Act,
@@ -97,6 +92,10 @@ fn died(act: Act) -> StoreError {
 impl Store for DiskStore {
     fn name(&self) -> &'static str {
         "disk"
+    }
+
+    fn holdings(&self) -> Option<Holdings> {
+        Some(self.directory.holdings())
     }
 
     fn get<'a>(&'a self, key: &'a Key) -> Answer<'a, Option<Value>> {
