@@ -10,6 +10,9 @@ use tempfile::TempDir;
 /// Somebody else may take a port between our looking for it and the server's using it.
 const STARTS_MAX: usize = 5;
 
+/// Where it says that it is up, in its directory.
+const LOG: &str = "redis.log";
+
 /// Files of a server that speaks TLS, beside plain TCP on another port.
 #[derive(Debug, Clone)]
 pub struct Tls {
@@ -68,9 +71,12 @@ impl Node {
     /// Whether it came up, rather than ended.
     fn spawn(&mut self) -> bool {
         let port = self.port.to_string();
+        let log = self.directory.path().join(LOG);
+        let _ = std::fs::remove_file(&log); // of an earlier start, if there was one
         let started = Command::new("redis-server")
             .args(["--port", &port, "--bind", "127.0.0.1"])
             .args(["--save", "", "--appendonly", "no", "--daemonize", "no"])
+            .args(["--logfile", LOG])
             .args(&self.arguments)
             .current_dir(self.directory.path())
             .stdout(Stdio::null())
@@ -79,7 +85,9 @@ impl Node {
         let mut child = started.expect("redis-server is installed, test.sh sees to it");
         let (mut up, mut ended) = (false, false);
         wait_until("redis-server answers", || {
-            up = TcpStream::connect(("127.0.0.1", self.port)).is_ok();
+            // that somebody accepts connections at the port would not say who
+            let said = std::fs::read_to_string(&log).unwrap_or_default();
+            up = said.contains("Ready to accept connections");
             ended = matches!(child.try_wait(), Ok(Some(_)));
             up || ended
         });

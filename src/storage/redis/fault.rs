@@ -11,6 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 
+/// How the standard library begins the error of a resolver, which has no kind of its own.
+const LOOKUP_FAILED: &str = "failed to lookup address information";
+
 /// Why commands were not answered as they should be. Names no key, no value and no secret.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{kind}: {detail}")]
@@ -148,6 +151,9 @@ fn of_io(failure: &Failure) -> RedisError {
         );
     }
     let what = match io_cause(failure) {
+        Some(cause) if cause.to_string().starts_with(LOOKUP_FAILED) => {
+            "the host's name cannot be looked up".to_owned()
+        }
         Some(cause) => cause.kind().to_string(), // without the address, which an error of the resolver repeats
         None => "the connection was lost".to_owned(),
     };

@@ -117,6 +117,9 @@ fn a_host_name_that_leads_nowhere_keeps_nobody_waiting_and_is_told_once() {
         told[0].contains("WARN") && told[0].contains("tier=\"redis\""),
         "{told:?}"
     );
+    // a resolver may be slower than the limit of a lookup
+    let known = told[0].contains("the host's name cannot be looked up");
+    assert!(known || told[0].contains("no answer within"), "{told:?}");
     assert_eq!(process.get("/ready").status, 200);
     let shown = process.get("/admin/cache").json();
     assert_eq!(shown["tiers"][0]["up"], false, "{shown}");
