@@ -2,6 +2,7 @@
 
 use routing::breaker::{Breaker, BreakerRules, Era, Event};
 use routing::view::Passage;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
@@ -20,6 +21,7 @@ const RULES: BreakerRules = BreakerRules {
 pub struct Gate {
     tier: &'static str,
     calls: &'static str,
+    place: Arc<str>,
     breaker: Breaker,
     successes: u64,
     /// The era whose one trial call was let through.
@@ -27,11 +29,12 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// An open way. `calls` is what they do, for the log: `reads`, `writes`.
-    pub fn new(tier: &'static str, calls: &'static str, now: Instant) -> Self {
+    /// An open way. `calls` is what they do, for the log: `reads`, `writes`; `place` is where.
+    pub fn new(tier: &'static str, calls: &'static str, place: Arc<str>, now: Instant) -> Self {
         Gate {
             tier,
             calls,
+            place,
             breaker: Breaker::new(RULES, Era::default(), now),
             successes: 0,
             tried: None,
@@ -75,6 +78,7 @@ impl Gate {
             (true, false) => warn!(
                 tier = self.tier,
                 calls = self.calls,
+                place = &*self.place,
                 reason = failure.unwrap_or_default(),
                 retry_s = REST.as_secs(),
                 "cache tier fails, going on without it"
@@ -93,7 +97,7 @@ mod tests {
     #[test]
     fn a_tier_that_fails_is_left_alone_and_tried_by_one_call_at_a_time() {
         let start = Instant::now();
-        let mut gate = Gate::new("redis", "reads", start);
+        let mut gate = Gate::new("redis", "reads", "here".into(), start);
         for _ in 0..FAILURES_MAX {
             let era = gate.admit(false, start).expect("still up");
             gate.ended(era, Some("away"), start);
@@ -112,7 +116,7 @@ mod tests {
     #[test]
     fn successes_between_failures_keep_a_tier() {
         let now = Instant::now();
-        let mut gate = Gate::new("s3", "reads", now);
+        let mut gate = Gate::new("s3", "reads", "here".into(), now);
         for _ in 0..4 * FAILURES_MAX {
             let era = gate.admit(false, now).expect("up");
             gate.ended(era, Some("slow"), now);
@@ -124,7 +128,7 @@ mod tests {
     #[test]
     fn failures_of_calls_that_began_before_the_change_count_for_nothing() {
         let now = Instant::now();
-        let mut gate = Gate::new("s3", "reads", now);
+        let mut gate = Gate::new("s3", "reads", "here".into(), now);
         let old = gate.admit(false, now).expect("up");
         for _ in 0..FAILURES_MAX {
             gate.ended(old, Some("slow"), now);

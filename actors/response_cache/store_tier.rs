@@ -48,6 +48,8 @@ pub struct StoreTierSettings {
     /// Stores that forget nothing by themselves are swept this often of what is older than the
     /// second.
     pub sweep: Option<(Duration, Duration)>,
+    /// Where that is, for the log: the setting and its value, without secrets.
+    pub place: Arc<str>,
     /// What is counted.
     pub stats: Arc<TierStats>,
 }
@@ -126,8 +128,8 @@ impl StoreTier {
     pub fn new(settings: StoreTierSettings, watch: Watch<RootExited>) -> Self {
         let name = settings.stats.name;
         StoreTier {
-            reads: Gate::new(name, "reads", now()),
-            writes: Gate::new(name, "writes", now()),
+            reads: Gate::new(name, "reads", settings.place.clone(), now()),
+            writes: Gate::new(name, "writes", settings.place.clone(), now()),
             settings,
             waiting: Arc::default(),
             warned_of_403: false,
@@ -193,7 +195,11 @@ impl StoreTier {
             let read = timeout(budget, store.get(&trial_key())).await;
             match read {
                 Ok(read) => read.err(),
-                Err(_) => Some(too_slow(storage::Act::Get, budget)),
+                Err(_) => {
+                    // connections that a firewall has forgotten hang, one after the other
+                    store.begin_anew();
+                    Some(too_slow(storage::Act::Get, budget))
+                }
             }
         };
         ctx.spawn(trial.into_actor(self).map(move |error, this, _| {

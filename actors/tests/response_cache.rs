@@ -128,11 +128,12 @@ struct Bench {
 /// Memory that stands in for a first tier, and both others.
 fn bench(change: impl FnOnce(&mut ResponseCacheSettings)) -> Bench {
     let (redis, s3) = (Arc::<Scripted>::default(), Arc::<Scripted>::default());
-    let tier = |store: &Arc<Scripted>, name| StoreTierSettings {
+    let tier = |store: &Arc<Scripted>, name: &'static str| StoreTierSettings {
         store: store.clone(),
         budget: BUDGET,
         put_timeout: Duration::from_secs(1),
         sweep: None,
+        place: name.into(),
         stats: Arc::new(TierStats::new(name)),
     };
     let stats = Arc::new(TierStats::new("memory"));

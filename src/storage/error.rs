@@ -44,8 +44,10 @@ pub enum ErrorKind {
     Unavailable,
     /// No answer in time. May be over soon.
     TooSlow,
-    /// What came back is not what was stored: cut short, changed, or not an answer at all.
+    /// What came back is not what was stored, or not an answer at all.
     Broken,
+    /// The answer ended early. What is stored may be whole.
+    CutShort,
     /// The value is larger than the store was set up for.
     TooLarge,
     /// The store has no room for it. What it has, it still gives.
@@ -84,6 +86,7 @@ impl fmt::Display for ErrorKind {
             ErrorKind::Unavailable => "unavailable",
             ErrorKind::TooSlow => "too slow",
             ErrorKind::Broken => "broken",
+            ErrorKind::CutShort => "cut short",
             ErrorKind::TooLarge => "too large",
             ErrorKind::Full => "full",
             ErrorKind::ReadOnly => "read-only",

@@ -21,6 +21,9 @@ pub trait Store: Debug + Send + Sync {
     /// What it is, in one word, for log lines and labels: `redis`, `s3`, `disk`.
     fn name(&self) -> &'static str;
 
+    /// What the store keeps open may lead to nobody any more, though nothing said so: calls begin anew from here.
+    fn begin_anew(&self) {}
+
     /// What it holds, where it knows that without asking anybody.
     fn holdings(&self) -> Option<Holdings> {
         None

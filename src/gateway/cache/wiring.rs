@@ -49,6 +49,7 @@ pub async fn start(
         budget: settings.l1_lookup_budget,
         put_timeout: settings.redis.command_timeout,
         sweep: None, // Redis forgets by itself
+        place: place_of_redis(settings).into(),
         stats: Arc::new(TierStats::new("redis")),
     });
     let l2 = match settings.backend {
@@ -108,8 +109,26 @@ fn value_max(settings: &CacheSettings) -> usize {
     bytes(answer + ENTRY_HEAD_MAX)
 }
 
+/// The host and port of the url, which may hold a password before them.
+fn place_of_redis(settings: &CacheSettings) -> String {
+    let url = settings.redis.url.as_ref().map_or("", |url| &*url.0);
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+    let host = host.split(['/', '?']).next().unwrap_or_default();
+    format!("response_cache.redis.url: {host}")
+}
+
 async fn warm(settings: &CacheSettings) -> Result<StoreTierSettings, String> {
     let l2 = &settings.l2;
+    let said = |value: &Option<String>| value.clone().unwrap_or_default();
+    let place = match l2.kind {
+        L2Type::S3 => format!(
+            "response_cache.l2: bucket {} at {}",
+            said(&l2.bucket),
+            said(&l2.endpoint)
+        ),
+        L2Type::Disk => format!("response_cache.l2.directory: {}", said(&l2.directory)),
+    };
     let (store, name): (Arc<dyn Store>, _) = match l2.kind {
         L2Type::S3 => (Arc::new(object_store(settings)?), "s3"),
         L2Type::Disk => {
@@ -129,6 +148,7 @@ async fn warm(settings: &CacheSettings) -> Result<StoreTierSettings, String> {
         store,
         budget: l2.lookup_budget,
         put_timeout: l2.request_timeout,
+        place: place.into(),
         sweep: l2.sweep_interval.map(|every| (every, ttl)),
         stats: Arc::new(TierStats::new(name)),
     })
@@ -154,4 +174,28 @@ fn object_store(settings: &CacheSettings) -> Result<S3Store, String> {
         requests_max: OBJECT_CALLS_MAX,
     });
     store.map_err(fault)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::{Environment, Source, load};
+
+    #[test]
+    fn log_lines_name_the_host_of_redis_and_never_its_password() {
+        for (url, place) in [
+            ("redis://host:6379", "host:6379"),
+            ("rediss://user:p@ss@host:6379/2", "host:6379"),
+            ("redis://:secret@[::1]:7000?x=1", "[::1]:7000"),
+        ] {
+            let text = format!(
+                "backends: [{{name: a, url: 'http://a'}}]\nresponse_cache: {{enabled: true, backend: redis, redis: {{url: '{url}'}}}}"
+            );
+            let name = "test".into();
+            let loaded = load(&[Source { name, text }], &Environment::new());
+            let settings = loaded.unwrap_or_else(|faults| panic!("{faults}")).settings;
+            let said = place_of_redis(&settings.response_cache);
+            assert_eq!(said, format!("response_cache.redis.url: {place}"));
+        }
+    }
 }

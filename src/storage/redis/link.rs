@@ -70,6 +70,11 @@ impl Links {
         }
     }
 
+    /// Connections that exist are not used again.
+    pub(super) fn abandon_all(&self) {
+        self.generation.fetch_add(1, Ordering::AcqRel);
+    }
+
     /// Lets no connection be used again that was made with `link` or before: they lead to what is no more.
     pub(super) fn abandon(&self, generation: u64) {
         // whoever finds the next one dead in the same outage has nothing to add

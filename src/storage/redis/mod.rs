@@ -122,6 +122,11 @@ impl Redis {
         }
     }
 
+    /// Connections that were made before this are not used again.
+    pub(super) fn begin_anew(&self) {
+        self.pool.manager().abandon_all();
+    }
+
     /// A connection, and whether it was used before.
     async fn link(&self) -> Result<(Object<Links>, bool), RedisError> {
         let limit = self.connect_timeout;

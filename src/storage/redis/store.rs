@@ -191,6 +191,10 @@ impl Store for RedisStore {
         "redis"
     }
 
+    fn begin_anew(&self) {
+        self.redis.begin_anew();
+    }
+
     fn get<'a>(&'a self, key: &'a Key) -> Answer<'a, Option<Value>> {
         Box::pin(self.read(key))
     }

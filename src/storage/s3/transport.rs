@@ -37,8 +37,10 @@ pub(super) enum Failure {
     Closed(String),
     /// The server's certificate is not trusted.
     Certificate(String),
-    /// An answer that is not HTTP, or ended early.
+    /// An answer that is not HTTP.
     Broken(String),
+    /// An answer whose body ended early.
+    CutShort(String),
     /// An answer beyond the bound.
     TooLarge(usize),
 }
@@ -92,7 +94,7 @@ impl Transport {
         while let Some(frame) = body.frame().await {
             // hyper says so when a body is shorter than announced
             let frame = frame.map_err(|error| {
-                Failure::Broken(format!("the answer's body: {}", chain(&error)))
+                Failure::CutShort(format!("the answer's body: {}", chain(&error)))
             })?;
             let Ok(chunk) = frame.into_data() else {
                 continue;

@@ -178,6 +178,7 @@ fn failed(act: Act, failure: &Failure, connect_timeout: Duration) -> StoreError 
             format!("certificate not trusted: {what}"),
         ),
         Failure::Broken(what) => (ErrorKind::Broken, what.clone()),
+        Failure::CutShort(what) => (ErrorKind::CutShort, what.clone()),
         Failure::TooLarge(max) => (
             ErrorKind::TooLarge,
             format!("an answer of more than {max} bytes"),

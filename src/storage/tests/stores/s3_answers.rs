@@ -87,7 +87,7 @@ async fn a_skewed_clock_is_told_with_the_time_of_the_store() {
 }
 
 #[tokio::test]
-async fn a_body_that_ends_early_is_broken_and_never_a_value() {
+async fn a_body_that_ends_early_is_told_as_cut_short_and_is_never_a_value() {
     let cut = |framing: &str, body: &str| {
         Reply::cut(format!("HTTP/1.1 200 OK\r\n{framing}\r\n\r\n{body}"))
     };
@@ -100,7 +100,7 @@ async fn a_body_that_ends_early_is_broken_and_never_a_value() {
     for reply in replies.into_iter().chain([reset]) {
         let (_server, store) = scripted([reply.clone()]).await;
         let error = store.get(&key("a")).await.unwrap_err();
-        assert_eq!(error.kind, ErrorKind::Broken, "{reply:?}: {error}");
+        assert_eq!(error.kind, ErrorKind::CutShort, "{error}");
     }
 }
 
