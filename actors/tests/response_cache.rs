@@ -8,7 +8,7 @@ use actors::response_cache::{
     ResponseCacheHandle, ResponseCacheSettings, Scope, StoreTierSettings, TierStats,
 };
 use bytes::Bytes;
-use routing::cache_key::{CacheKey, KeyParts};
+use routing::cache_key::{CacheKey, KeyParts, path};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -167,7 +167,8 @@ fn key(name: &str) -> (CacheKey, Arc<str>) {
         tenant: "t",
         body: name.as_bytes(),
     };
-    (parts.key(), parts.path().into())
+    let key = parts.key();
+    (key, path(parts.model, parts.tenant, &key).into())
 }
 
 fn entry(length: usize) -> Arc<Entry> {

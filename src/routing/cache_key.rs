@@ -46,13 +46,13 @@ impl KeyParts<'_> {
         }
         CacheKey(hash.finalize().into())
     }
+}
 
-    /// Where an answer is stored: `v1/MODEL/TENANT/DIGEST`, so that a model's or a tenant's answers can
-    /// be removed. Printable ASCII of bounded length, whatever the names are.
-    pub fn path(&self) -> String {
-        let (model, tenant) = (folder(self.model), short_digest(self.tenant));
-        format!("{LAYOUT}/{model}/{tenant}/{}", self.key())
-    }
+/// Where an answer is stored: `v1/MODEL/TENANT/DIGEST`, so that a model's or a tenant's answers can be
+/// removed. Printable ASCII of bounded length, whatever the names are.
+pub fn path(model: &str, tenant: &str, key: &CacheKey) -> String {
+    let (model, tenant) = (folder(model), short_digest(tenant));
+    format!("{LAYOUT}/{model}/{tenant}/{key}")
 }
 
 impl CacheKey {
@@ -162,12 +162,7 @@ mod tests {
             "\u{4e2d}\u{6587}",
             &long,
         ] {
-            let path = KeyParts {
-                model,
-                tenant: "secret-tenant",
-                ..PARTS
-            }
-            .path();
+            let path = path(model, "secret-tenant", &PARTS.key());
             assert!(
                 path.len() < 200 && path.bytes().all(|b| b.is_ascii_graphic()),
                 "{path}"

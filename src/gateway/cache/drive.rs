@@ -134,7 +134,7 @@ async fn find(
     };
     let find = Find {
         key: pilot.key(),
-        path: wish.path.clone(),
+        path: wish.path(),
         leads: true,
     };
     let settings = &worker.gateway.settings.response_cache;
@@ -283,6 +283,7 @@ async fn keep(
         Err(why) => return cache.skip(why),
     };
     // late comers are served from here until L1 has it
-    let kept = cache.tiers.keep(pilot.key(), &wish.path, Arc::new(entry));
+    let path = wish.path();
+    let kept = cache.tiers.keep(pilot.key(), &path, Arc::new(entry));
     let _ = tokio::time::timeout(KEEP_LIMIT, kept).await;
 }

@@ -3,7 +3,7 @@
 use super::Rules;
 use crate::http::routes::ApiRoute;
 use actix_web::http::header::HeaderMap;
-use routing::cache_key::{CacheKey, KeyParts, short_digest};
+use routing::cache_key::{CacheKey, KeyParts, path, short_digest};
 use routing::cache_policy::{Control, Kind, Request, Use, Why, of_request};
 use std::sync::Arc;
 use wire::answer::{Dialect, Form};
@@ -22,10 +22,10 @@ const NOBODY: &str = "anonymous";
 /// A request that the cache may serve.
 #[derive(Debug, Clone)]
 pub struct Wish {
-    /// Where its answer is kept.
+    /// The key of its answer.
     pub key: CacheKey,
-    /// As folders: `v1/MODEL/TENANT/DIGEST`.
-    pub path: Arc<str>,
+    model: Arc<str>,
+    tenant: String,
     /// Whether a kept answer will do.
     pub may_read: bool,
     /// The form that the client wants.
@@ -39,6 +39,11 @@ pub struct Wish {
 }
 
 impl Wish {
+    /// Where its answer is kept, as folders: `v1/MODEL/TENANT/DIGEST`.
+    pub fn path(&self) -> Arc<str> {
+        path(&self.model, &self.tenant, &self.key).into()
+    }
+
     /// Whether an entry has what the client wants: token counts, where it will look for them.
     pub fn is_served_by(&self, entry: &Entry) -> bool {
         entry.tokens.is_some()
@@ -81,7 +86,7 @@ pub fn wish(
     route: ApiRoute,
     headers: &HeaderMap,
     (body, view): (&[u8], &RequestView<'_>),
-    (model, tenant): (&str, &str),
+    (model, tenant): (&Arc<str>, String),
 ) -> Result<Wish, Why> {
     let dialect = dialect(route).ok_or(Why::Path)?;
     let wants_stream = view.wants_stream();
@@ -124,12 +129,13 @@ pub fn wish(
         route: route_name(route, dialect, form),
         model,
         key_version: rules.key_version,
-        tenant,
+        tenant: &tenant,
         body: &body,
     };
     Ok(Wish {
         key: parts.key(),
-        path: parts.path().into(),
+        model: model.clone(),
+        tenant,
         may_read,
         form,
         wants_usage: !wants_stream || view.wants_usage(),

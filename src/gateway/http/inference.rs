@@ -110,13 +110,7 @@ pub(super) fn call(
     let wish = worker.gateway.cache.as_ref().map(|cache| {
         let tenant = wish::tenant(request.headers());
         let of = (&*body.bytes, &view);
-        wish::wish(
-            &cache.rules,
-            route,
-            request.headers(),
-            of,
-            (&model, &tenant),
-        )
+        wish::wish(&cache.rules, route, request.headers(), of, (&model, tenant))
     });
     let asks_usage = ask_usage || view.wants_usage();
     let call = Call {

@@ -15,6 +15,7 @@ use routing::cache_key::folder;
 use routing::cache_policy::Why;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use wire::request::{BodyFault, RequestView};
@@ -143,7 +144,7 @@ pub(super) async fn key(request: &HttpRequest, payload: Payload) -> Result<HttpR
     let view = RequestView::parse(&body.bytes).map_err(Refusal::Body)?;
     let asked = view.model().map_err(Refusal::Body)?;
     let alias = worker.gateway.settings.model_aliases.get(&*asked);
-    let model = alias.map_or(&*asked, |model| &**model);
+    let model: Arc<str> = alias.cloned().unwrap_or_else(|| Arc::from(&*asked));
     // the admin's own token says nothing of the client whose request this is
     let has_token = worker.gateway.settings.admin.token.is_some();
     let mut headers = request.headers().clone();
@@ -160,9 +161,9 @@ pub(super) async fn key(request: &HttpRequest, payload: Payload) -> Result<HttpR
         route,
         &headers,
         (&body.bytes, &view),
-        (model, &tenant),
+        (&model, tenant.clone()),
     );
-    Ok(HttpResponse::Ok().json(explained(cache, wished, (model, &tenant))))
+    Ok(HttpResponse::Ok().json(explained(cache, wished, (&model, &tenant))))
 }
 
 fn explained(
@@ -188,7 +189,7 @@ fn explained(
             json!({
                 "cacheable": true,
                 "key": wish.key.to_string(),
-                "path": &*wish.path,
+                "path": &*wish.path(),
                 "may_be_read": wish.may_read,
                 "model": model,
                 "folders": folders,
