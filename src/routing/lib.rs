@@ -10,6 +10,7 @@ pub mod breaker;
 pub mod cache_key;
 pub mod cache_policy;
 pub mod choose;
+pub mod disagg;
 pub mod eligible;
 pub mod event_stream;
 pub mod explain;
