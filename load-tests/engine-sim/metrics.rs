@@ -35,6 +35,16 @@ pub struct Metrics {
     pub preemptions: AtomicU64,
     /// Blocks in use by running sequences.
     pub blocks_used: AtomicU64,
+    /// Of these, blocks that are kept for other engines.
+    pub blocks_pinned: AtomicU64,
+    /// Prompt tokens that came from elsewhere instead of being computed.
+    pub loaded_tokens: AtomicU64,
+    /// Blocks kept for other engines that nobody fetched in time, counted by request.
+    pub expired_leases: AtomicU64,
+    /// Loads that failed, whatever followed.
+    pub load_failures: AtomicU64,
+    /// Saves that failed.
+    pub save_failures: AtomicU64,
     /// Sequences that ended by themselves or at a stop string.
     pub finished_stop: AtomicU64,
     /// Sequences that ended at a limit.

@@ -22,6 +22,8 @@ fn sequence(id: u64, prompt: std::ops::Range<u32>, answer: usize) -> NewSequence
         answer: vec![7; answer].into(),
         chain: chain_seed(0, ""),
         salt: None,
+        loaded: 0..0,
+        pin: false,
     }
 }
 
@@ -102,6 +104,8 @@ fn generated_tokens_serve_the_next_turn() {
         answer: vec![7].into(),
         chain: chain_seed(0, ""),
         salt: None,
+        loaded: 0..0,
+        pin: false,
     });
     assert_eq!(step(&mut state).outputs[0].cached, 16);
 }
@@ -114,6 +118,8 @@ fn another_salt_shares_nothing() {
     state.add(NewSequence {
         chain: chain_seed(0, "other"),
         salt: None,
+        loaded: 0..0,
+        pin: false,
         ..sequence(2, 0..17, 1)
     });
     assert_eq!(step(&mut state).outputs[0].cached, 0);

@@ -8,6 +8,7 @@ use crate::engine_client::EngineClient;
 use crate::event_log::EventBatch;
 use crate::failure::Faults;
 use crate::kv_events::{feed::Feed, publisher::Publisher};
+use crate::kv_transfer::{Kv, offload};
 use crate::metrics::Metrics;
 use crate::tokenizer::Tokenizer;
 use actix_web::dev::ServerHandle;
@@ -35,6 +36,7 @@ pub struct Sim;
 #[derive(Debug)]
 pub struct SimHandle {
     addr: SocketAddr,
+    kv_port: u16,
     config: Arc<SimConfig>,
     faults: Arc<Faults>,
     metrics: Arc<Metrics>,
@@ -64,8 +66,18 @@ pub struct SimStats {
     pub generation_tokens: u64,
     /// Sequences sent back to the queue for want of blocks.
     pub preemptions_total: u64,
-    /// KV blocks that sequences use.
+    /// KV blocks that sequences use or that are kept for other engines.
     pub kv_blocks_used: u64,
+    /// KV blocks that are kept for other engines.
+    pub kv_blocks_pinned: u64,
+    /// Prompt tokens that came from storage or other engines.
+    pub kv_loaded_tokens: u64,
+    /// Requests whose blocks were kept for another engine that did not come in time.
+    pub kv_expired_leases_total: u64,
+    /// Failed attempts to get blocks from storage or another engine.
+    pub kv_load_failures_total: u64,
+    /// Failed attempts to leave blocks for others.
+    pub kv_save_failures_total: u64,
 }
 
 impl Sim {
@@ -83,13 +95,27 @@ impl Sim {
             .local_addr()?
             .as_socket()
             .ok_or_else(|| io::Error::other("the socket has no IP address"))?;
+        let kv_socket = match (&config.kv_transfer, config.kv_sharing.port) {
+            (Some(_), Some(port)) => Some(reserve(&config.host, port)?),
+            _ => None,
+        };
+        let kv_port = match &kv_socket {
+            Some(socket) => port_of(socket)?,
+            None => addr.port(),
+        };
+        let sockets = [Some(socket), kv_socket];
         let config = Arc::new(config);
         let metrics = Arc::new(Metrics::default());
         let faults = Arc::new(Faults::new(config.faults, config.seed));
         let (events, quirks) = (&config.kv_events, &config.kv_event_quirks);
         let feed = Arc::new(Feed::new(events, quirks.clone(), config.block_size));
         let publisher = Publisher::start(events, quirks, &feed)?;
-        let engine = engine::start(config.clone(), metrics.clone(), feed.clone())?;
+        let engine = engine::start(
+            config.clone(),
+            metrics.clone(),
+            feed.clone(),
+            offload(&config, &metrics),
+        )?;
         let app = web::Data::new(App {
             config: config.clone(),
             engine: engine.clone(),
@@ -98,20 +124,21 @@ impl Sim {
             faults: faults.clone(),
             metrics: metrics.clone(),
             started: unix_now(),
+            kv: Kv::new(&config, &engine, &metrics, kv_port),
             engine_id: fastrand::u32(..),
             next_request: AtomicU64::new(0),
         });
         let server = Arc::new(Mutex::new(None));
         let listening = match config.startup_delay.is_zero() {
             true => {
-                let running = listen(socket, app, &server)?;
+                let running = listen(sockets, app, &server)?;
                 actix_rt::spawn(async move { report(running.await) })
             }
             false => {
                 let (server, delay) = (server.clone(), config.scaled(config.startup_delay));
                 actix_rt::spawn(async move {
                     tokio::time::sleep(delay).await;
-                    match listen(socket, app, &server) {
+                    match listen(sockets, app, &server) {
                         Ok(running) => report(running.await),
                         Err(fault) => tracing::error!(%fault, "engine could not listen"),
                     }
@@ -120,6 +147,7 @@ impl Sim {
         };
         Ok(SimHandle {
             addr,
+            kv_port,
             config,
             faults,
             metrics,
@@ -136,6 +164,11 @@ impl SimHandle {
     /// Where it listens, with the port that it got.
     pub fn addr(&self) -> SocketAddr {
         self.addr
+    }
+
+    /// The port where other engines reach it.
+    pub fn kv_port(&self) -> u16 {
+        self.kv_port
     }
 
     /// `http://host:port`, without a slash at the end.
@@ -161,6 +194,11 @@ impl SimHandle {
             generation_tokens: metrics.generation_tokens.load(Relaxed),
             preemptions_total: metrics.preemptions.load(Relaxed),
             kv_blocks_used: metrics.blocks_used.load(Relaxed),
+            kv_blocks_pinned: metrics.blocks_pinned.load(Relaxed),
+            kv_loaded_tokens: metrics.loaded_tokens.load(Relaxed),
+            kv_expired_leases_total: metrics.expired_leases.load(Relaxed),
+            kv_load_failures_total: metrics.load_failures.load(Relaxed),
+            kv_save_failures_total: metrics.save_failures.load(Relaxed),
         }
     }
 
@@ -243,14 +281,18 @@ pub(crate) fn reserve(host: &str, port: u16) -> io::Result<Socket> {
     Ok(socket)
 }
 
+fn port_of(socket: &Socket) -> io::Result<u16> {
+    let addr = socket.local_addr()?.as_socket();
+    addr.map(|addr| addr.port())
+        .ok_or_else(|| io::Error::other("the socket has no IP address"))
+}
+
 fn listen(
-    socket: Socket,
+    sockets: [Option<Socket>; 2],
     app: web::Data<App>,
     handle: &Mutex<Option<ServerHandle>>,
 ) -> io::Result<actix_web::dev::Server> {
-    socket.listen(BACKLOG)?;
-    let listener: TcpListener = socket.into();
-    let server = HttpServer::new(move || {
+    let mut server = HttpServer::new(move || {
         actix_web::App::new()
             .app_data(app.clone())
             .configure(routes)
@@ -262,9 +304,12 @@ fn listen(
     .client_request_timeout(Duration::ZERO)
     .h1_allow_half_closed(false)
     .tcp_nodelay(true)
-    .disable_signals()
-    .listen(listener)?
-    .run();
+    .disable_signals();
+    for socket in sockets.into_iter().flatten() {
+        socket.listen(BACKLOG)?;
+        server = server.listen(TcpListener::from(socket))?;
+    }
+    let server = server.run();
     *handle.lock().expect("nobody panics with this lock") = Some(server.handle());
     Ok(server)
 }

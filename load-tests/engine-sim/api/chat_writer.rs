@@ -87,7 +87,7 @@ impl ChatWriter {
             .collect();
         json!({
             "id": self.id, "object": "chat.completion", "created": self.created, "model": self.model,
-            "choices": choices, "usage": generation.usage(), "prompt_logprobs": null, "kv_transfer_params": null,
+            "choices": choices, "usage": generation.usage(), "prompt_logprobs": null, "kv_transfer_params": generation.kv_transfer_params(),
         })
     }
 }

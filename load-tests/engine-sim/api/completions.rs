@@ -2,7 +2,7 @@
 
 use super::chat_writer::logprob;
 use super::error::ApiError;
-use super::generation::{Generation, Planned, Writer, finished, stream_response};
+use super::generation::{Asked, Generation, Planned, Writer, finished, stream_response};
 use super::sampling::Sampling;
 use super::{App, parse, prepare, unix_now};
 use crate::text::{Answer, Finish, sentences};
@@ -106,12 +106,12 @@ pub async fn serve(
         prepared.sampling.streams(),
         prepared.sampling.includes_usage(),
     );
-    let mut generation = Generation::start(
-        &app,
-        &request,
-        prepared.prompts,
-        prepared.sampling.cache_salt.unwrap_or_default(),
-    );
+    let asked = Asked {
+        prompts: prepared.prompts,
+        salt: prepared.sampling.cache_salt.unwrap_or_default(),
+        kv: Some(prepared.sampling.kv),
+    };
+    let mut generation = Generation::start(&app, &request, asked);
     let writer = TextWriter {
         id: app.answer_id("cmpl", &request),
         created: unix_now(),
@@ -209,7 +209,7 @@ impl TextWriter {
             })
             .collect();
         let mut object = self.object(choices.into(), Some(generation.usage()));
-        object["kv_transfer_params"] = Value::Null;
+        object["kv_transfer_params"] = json!(generation.kv_transfer_params());
         object
     }
 }

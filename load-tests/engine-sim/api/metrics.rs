@@ -61,6 +61,36 @@ fn render(app: &App) -> String {
         &metrics.prefix_hits,
     );
     text.value(
+        "external_prefix_cache_hits_total",
+        "counter",
+        "Prompt tokens that came from storage or other engines.",
+        &metrics.loaded_tokens,
+    );
+    text.value(
+        "sim_kv_pinned_blocks",
+        "gauge",
+        "KV blocks that are kept for other engines.",
+        &metrics.blocks_pinned,
+    );
+    text.value(
+        "nixl_num_kv_expired_reqs_total",
+        "counter",
+        "Requests whose KV blocks nobody fetched in time.",
+        &metrics.expired_leases,
+    );
+    text.value(
+        "sim_kv_load_failures_total",
+        "counter",
+        "Failed attempts to get KV blocks from storage or another engine.",
+        &metrics.load_failures,
+    );
+    text.value(
+        "sim_kv_save_failures_total",
+        "counter",
+        "Failed attempts to leave KV blocks for others.",
+        &metrics.save_failures,
+    );
+    text.value(
         "num_preemptions_total",
         "counter",
         "Sequences sent back to the queue for want of blocks.",

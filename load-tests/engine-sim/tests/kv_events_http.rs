@@ -40,6 +40,10 @@ fn expected(batch: &EventBatch) -> Value {
             CacheEvent::Removed { hashes } => {
                 json!({"type": "cache_evicted", "block_hashes": numbers(hashes), "medium": "GPU"})
             }
+            CacheEvent::Copied { hashes, block_size } => json!({
+                "type": "cache_created", "block_hashes": numbers(hashes), "parent_block_hash": null, "token_ids": [],
+                "block_size": block_size, "medium": "STORAGE", "lora_name": null, "cache_salt": null,
+            }),
             CacheEvent::Offloaded { hashes, .. } => {
                 json!({"type": "cache_offloaded", "block_hashes": numbers(hashes), "medium": "STORAGE"})
             }
