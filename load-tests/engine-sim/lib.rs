@@ -35,6 +35,7 @@ mod kv_cache;
 mod kv_events;
 pub mod kv_store;
 mod kv_transfer;
+mod listening;
 mod metrics;
 mod scheduler;
 mod sequence;

@@ -1,6 +1,7 @@
 //! The scheduler's promises, by hand-made cases and under random load.
 
 use super::*;
+use crate::event_log::CacheEvent;
 use crate::kv_cache::chain_seed;
 use proptest::prelude::*;
 use std::collections::HashMap;
@@ -66,6 +67,88 @@ fn decodes_go_on_beside_a_prefill_that_fills_the_budget() {
             1
         );
     }
+}
+
+#[test]
+fn loaded_tokens_are_announced_and_not_computed() {
+    let mut state = state(100, 100, 4);
+    let loaded = NewSequence {
+        loaded: 0..40,
+        ..sequence(1, 0..40, 2)
+    };
+    state.add(loaded);
+    let first = step(&mut state);
+    assert_eq!((first.prefill_tokens, first.outputs[0].cached), (1, 39));
+    assert_eq!(
+        (state.loaded_tokens(), state.prefix_counts()),
+        (39, (40, 0))
+    );
+    let events = state.cache_mut().take_events();
+    let stored = |event: &CacheEvent| match event {
+        CacheEvent::Stored { hashes, .. } => hashes.len(),
+        _ => 0,
+    };
+    assert_eq!(events.iter().map(stored).sum::<usize>(), 10);
+}
+
+#[test]
+fn what_was_loaded_behind_a_gap_is_computed() {
+    let mut state = state(100, 100, 4);
+    state.add(NewSequence {
+        loaded: 8..40,
+        ..sequence(1, 0..40, 2)
+    });
+    assert_eq!(step(&mut state).prefill_tokens, 40);
+    run_dry(&mut state);
+    state.add(NewSequence {
+        loaded: 8..56,
+        ..sequence(2, 0..60, 2)
+    });
+    assert_eq!(
+        step(&mut state).prefill_tokens,
+        4,
+        "the cache has the first 40"
+    );
+}
+
+#[test]
+fn pinned_blocks_take_room_until_they_are_given_back() {
+    let mut state = state(12, 100, 4);
+    let pinned = NewSequence {
+        pin: true,
+        ..sequence(1, 0..30, 10)
+    };
+    state.add(pinned);
+    run_dry(&mut state);
+    let kept = state.pinned(SequenceId(1)).map(<[_]>::len);
+    assert_eq!(
+        (kept, state.pinned_blocks(), state.cache().used()),
+        (Some(8), 8, 8)
+    );
+    state.add(sequence(2, 100..140, 1));
+    assert_eq!(
+        step(&mut state),
+        StepReport::default(),
+        "no room for ten blocks"
+    );
+    state.unpin(SequenceId(1));
+    assert_eq!(state.cache().used(), 0);
+    assert_eq!(run_dry(&mut state).len(), 1);
+}
+
+#[test]
+fn an_equal_prompt_shares_pinned_blocks() {
+    let mut state = state(12, 100, 4);
+    state.add(NewSequence {
+        pin: true,
+        ..sequence(1, 0..40, 1)
+    });
+    run_dry(&mut state);
+    state.add(sequence(2, 0..40, 1));
+    assert_eq!(step(&mut state).prefill_tokens, 4);
+    state.unpin(SequenceId(1));
+    run_dry(&mut state);
+    assert_eq!(state.cache().used(), 0);
 }
 
 #[test]

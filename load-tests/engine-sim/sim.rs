@@ -1,7 +1,6 @@
 //! Starts and stops one simulated engine: the engine's thread, and an HTTP server with one worker. Several run in one process.
 
-use crate::api::connection::remember;
-use crate::api::{App, routes, unix_now};
+use crate::api::{App, unix_now};
 use crate::config::SimConfig;
 use crate::engine;
 use crate::engine_client::EngineClient;
@@ -9,24 +8,16 @@ use crate::event_log::EventBatch;
 use crate::failure::Faults;
 use crate::kv_events::{feed::Feed, publisher::Publisher};
 use crate::kv_transfer::{Kv, offload};
+use crate::listening::{listen, port_of, report, reserve};
 use crate::metrics::Metrics;
 use crate::tokenizer::Tokenizer;
 use actix_web::dev::ServerHandle;
-use actix_web::{HttpServer, web};
-use socket2::{Domain, Protocol, Socket, Type};
+use actix_web::web;
 use std::io;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 use tokio::task::JoinHandle;
-
-/// uvicorn closes idle connections after this.
-const KEEP_ALIVE: Duration = Duration::from_secs(5);
-/// Connections that wait for `accept`; uvicorn's number.
-const BACKLOG: i32 = 2048;
-/// Threads for long prompts.
-const BLOCKING_THREADS: usize = 2;
 
 /// Starts engines.
 #[derive(Debug)]
@@ -264,58 +255,5 @@ impl Drop for SimHandle {
             Some(handle) => drop(handle.stop(false)), // the command is sent at the call; nobody waits for the answer
             None => self.listening.abort(),
         }
-    }
-}
-
-/// Takes an address without listening: connections to it are refused.
-pub(crate) fn reserve(host: &str, port: u16) -> io::Result<Socket> {
-    let addr = (host, port)
-        .to_socket_addrs()?
-        .next()
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the host has no address"))?;
-    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
-    socket.set_reuse_address(true)?;
-    socket
-        .bind(&addr.into())
-        .map_err(|fault| io::Error::new(fault.kind(), format!("listen on {addr}: {fault}")))?;
-    Ok(socket)
-}
-
-fn port_of(socket: &Socket) -> io::Result<u16> {
-    let addr = socket.local_addr()?.as_socket();
-    addr.map(|addr| addr.port())
-        .ok_or_else(|| io::Error::other("the socket has no IP address"))
-}
-
-fn listen(
-    sockets: [Option<Socket>; 2],
-    app: web::Data<App>,
-    handle: &Mutex<Option<ServerHandle>>,
-) -> io::Result<actix_web::dev::Server> {
-    let mut server = HttpServer::new(move || {
-        actix_web::App::new()
-            .app_data(app.clone())
-            .configure(routes)
-    })
-    .on_connect(remember)
-    .workers(1)
-    .worker_max_blocking_threads(BLOCKING_THREADS)
-    .keep_alive(KEEP_ALIVE)
-    .client_request_timeout(Duration::ZERO)
-    .h1_allow_half_closed(false)
-    .tcp_nodelay(true)
-    .disable_signals();
-    for socket in sockets.into_iter().flatten() {
-        socket.listen(BACKLOG)?;
-        server = server.listen(TcpListener::from(socket))?;
-    }
-    let server = server.run();
-    *handle.lock().expect("nobody panics with this lock") = Some(server.handle());
-    Ok(server)
-}
-
-fn report(ended: io::Result<()>) {
-    if let Err(fault) = ended {
-        tracing::error!(%fault, "engine's server ended");
     }
 }

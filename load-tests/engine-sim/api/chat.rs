@@ -2,9 +2,10 @@
 
 use super::chat_writer::ChatWriter;
 use super::error::ApiError;
-use super::generation::{Asked, Generation, Planned, finished, stream_response};
+use super::generation::{Asked, Generation, Planned};
 use super::messages::{Message, plain_messages};
 use super::sampling::Sampling;
+use super::streaming::{finished, stream_response};
 use super::{App, parse, prepare, unix_now};
 use crate::kv_transfer::leg::KvWish;
 use crate::text::sentences;

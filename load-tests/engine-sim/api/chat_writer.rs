@@ -1,6 +1,7 @@
 //! How a chat's answer looks on the wire: one JSON object, or a stream of deltas.
 
-use super::generation::{Generation, Writer};
+use super::generation::Generation;
+use super::streaming::Writer;
 use crate::text::{Answer, Finish};
 use bytes::Bytes;
 use serde_json::{Value, json};

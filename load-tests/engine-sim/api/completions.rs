@@ -2,8 +2,9 @@
 
 use super::chat_writer::logprob;
 use super::error::ApiError;
-use super::generation::{Asked, Generation, Planned, Writer, finished, stream_response};
+use super::generation::{Asked, Generation, Planned};
 use super::sampling::Sampling;
+use super::streaming::{Writer, finished, stream_response};
 use super::{App, parse, prepare, unix_now};
 use crate::text::{Answer, Finish, sentences};
 use actix_web::{HttpRequest, HttpResponse, web};

@@ -3,7 +3,8 @@
 
 use super::completions::Prompts;
 use super::error::ApiError;
-use super::generation::{Asked, Generation, Planned, finished, usage};
+use super::generation::{Asked, Generation, Planned, usage};
+use super::streaming::finished;
 use super::{App, parse, prepare, unix_now};
 use crate::text::{Answer, Finish};
 use actix_web::{HttpRequest, HttpResponse, web};

@@ -12,6 +12,7 @@ pub mod messages;
 pub mod metrics;
 pub mod models;
 pub mod sampling;
+pub mod streaming;
 pub mod tokenize;
 
 use crate::config::SimConfig;

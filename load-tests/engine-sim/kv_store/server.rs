@@ -29,7 +29,7 @@ pub struct StoreHandle {
 /// # Errors
 /// An address that is not free.
 pub fn start(store: Arc<NamespaceStore>, host: &str, port: u16) -> io::Result<StoreHandle> {
-    let socket = crate::sim::reserve(host, port)?;
+    let socket = crate::listening::reserve(host, port)?;
     let addr = socket.local_addr()?.as_socket();
     let addr = addr.ok_or_else(|| io::Error::other("the socket has no IP address"))?;
     socket.listen(1024)?;

@@ -29,7 +29,8 @@ pub struct KvTransferArgs {
     /// [default: 15]
     #[arg(long, value_name = "SECONDS", value_parser = not_negative)]
     sim_kv_load_timeout: Option<f64>,
-    /// Seconds that KV blocks are kept for another engine that does not fetch them; scaled [default: 30]
+    /// Seconds that KV blocks are kept for another engine that does not fetch them; scaled, but at least half a real second
+    /// [default: 30]
     #[arg(long, value_name = "SECONDS", value_parser = not_negative)]
     sim_kv_lease: Option<f64>,
     /// Seconds that the legs of one request wait for each other (SGLang's rooms, Mooncake's transfers); scaled, but at least half a

@@ -199,7 +199,7 @@ impl Kv {
             add(&self.metrics.save_failures, 1);
             return false;
         }
-        self.expire(key, self.config.scaled(self.config.kv_sharing.lease));
+        self.expire(key, self.patience(self.config.kv_sharing.lease));
         true
     }
 

@@ -184,7 +184,7 @@ pub fn promise(kv: &Arc<Kv>, key: &str) -> Result<(), KvFault> {
     let promised = kv.depot.promise(key);
     promised.map_err(|why| KvFault::Fatal(format!("{key} {why}")))?;
     let sharing = &kv.config.kv_sharing;
-    let after = kv.partner_patience() + kv.config.scaled(sharing.lease + sharing.load_timeout);
+    let after = kv.partner_patience() + kv.patience(sharing.lease + sharing.load_timeout);
     kv.expire(key.to_owned(), after);
     Ok(())
 }

@@ -1,7 +1,10 @@
 //! Engines that hand keys and values to each other: right hand-offs are faster than computing, wrong ones fail visibly.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+mod mooncake;
 mod nixl;
+mod p2p_nccl;
+mod sglang;
 mod shared_storage;
 #[path = "../support/mod.rs"]
 mod support;

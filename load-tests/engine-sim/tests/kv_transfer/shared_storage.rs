@@ -1,9 +1,13 @@
 //! Storage that engines share, in this process and in another.
 
-use crate::support::{start, until};
+use crate::support::{get, post, start, until};
 use crate::{PROMPT_TOKENS, ask, body, cached, engine, time_alone, timed};
 use engine_sim::kv_store::{NamespaceStore, StoreFault, StoreSettings, server};
 use engine_sim::{CacheEvent, KvEventQuirks, KvSharing, SimConfig, SimHandle, StoreAt};
+use serde_json::json;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -225,4 +229,76 @@ async fn evicted_blocks_are_offloaded_and_come_back() {
     })
     .await;
     assert_eq!(cached(&ask(&both, body(12, 1)).await), REUSABLE);
+}
+
+/// The binary, killed when this is dropped.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+#[actix_web::test]
+async fn a_store_that_is_a_process_serves_and_can_be_disturbed() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_kv-store"))
+        .args([
+            "--port",
+            "0",
+            "--sim-time-scale",
+            "0.1",
+            "--bandwidth",
+            "20e9",
+            "--latency-ms",
+            "1",
+        ])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    let _process = Process(child);
+    let url = line.trim().rsplit(' ').next().unwrap().to_owned();
+    let addr: SocketAddr = url.strip_prefix("http://").unwrap().parse().unwrap();
+    let sharing = || KvSharing {
+        store: Some(StoreAt::Url(url.clone())),
+        ..KvSharing::default()
+    };
+    let (producer, consumer) = (
+        vast("kv_producer", sharing()),
+        vast("kv_consumer", sharing()),
+    );
+    ask(&producer, body(20, 1)).await;
+    assert_eq!(
+        post(addr, "/admin/fault", json!({"refuse": 503}))
+            .await
+            .status,
+        204
+    );
+    assert_eq!(cached(&ask(&consumer, body(20, 1)).await), 0);
+    assert_eq!(post(addr, "/admin/fault", json!({})).await.status, 204);
+    let other = vast("kv_consumer", sharing());
+    assert_eq!(cached(&ask(&other, body(20, 1)).await), REUSABLE);
+    assert_eq!(
+        post(addr, "/admin/fault", json!({"refuze": 503}))
+            .await
+            .status,
+        400
+    );
+    let stats = get(addr, "/stats").await.json();
+    assert_eq!(
+        (&stats["blocks"], &stats["read"]),
+        (&json!(250), &json!(249))
+    );
+    let there = json!({"namespace": "inference/kv-cache|sim-model|16|auto", "hashes": [1]});
+    assert_eq!(
+        post(addr, "/v1/blocks/contains", there).await.json(),
+        json!({"leading": 0})
+    );
+    assert_eq!(post(addr, "/admin/clear", json!({})).await.status, 204);
+    assert_eq!(get(addr, "/stats").await.json()["blocks"], 0);
 }
