@@ -262,11 +262,11 @@ fn an_aborted_sequence_frees_its_place_and_blocks() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Any mix of prompts, answers and aborts: no step exceeds the budget or the places, every running decode gets its token
+    /// Any mix of prompts, answers, aborts, loads and pins: no step exceeds the budget or the places, every running decode gets its token
     /// unless somebody had to be preempted, every sequence gets all its tokens, and no block leaks.
     #[test]
     fn random_load_keeps_every_promise(
-        requests in prop::collection::vec((0u32..3, 1u32..60, 0usize..30, 0usize..12, prop::option::of(1usize..20)), 1..20),
+        requests in prop::collection::vec((0u32..3, 1u32..60, 0usize..30, 0usize..12, prop::option::of(1usize..20), 0usize..30, 0usize..60, any::<bool>()), 1..20),
         budget in 8usize..40,
         blocks in 23usize..60,
     ) {
@@ -279,8 +279,12 @@ proptest! {
         let mut queue = queue.into_iter().peekable();
         for round in 0.. {
             prop_assert!(round < 5_000, "no progress");
-            while let Some((id, (family, length, answer, _, abort))) = queue.next_if(|(_, request)| request.3 <= round) {
-                state.add(sequence(id as u64, family * 1000..family * 1000 + length, *answer));
+            while let Some((id, (family, length, answer, _, abort, start, loaded, pin))) = queue.next_if(|(_, request)| request.3 <= round) {
+                state.add(NewSequence {
+                    loaded: *start..(*loaded).max(*start),
+                    pin: *pin,
+                    ..sequence(id as u64, family * 1000..family * 1000 + length, *answer)
+                });
                 expected.insert(id as u64, (*answer).max(1));
                 aborts.extend(abort.map(|after| (round + after, id as u64)));
             }
@@ -313,8 +317,12 @@ proptest! {
                 *got.entry(output.id.0).or_default() += 1;
             }
             let held: usize = state.running.iter().map(|sequence| sequence.blocks.len()).sum();
-            prop_assert!(state.cache().used() <= held, "a block is held by nobody");
+            prop_assert!(state.cache().used() <= held + state.pinned_blocks(), "a block is held by nobody");
+            if round % 4 == 0 {
+                (0..requests.len()).for_each(|id| state.unpin(SequenceId(id as u64)));
+            }
         }
+        (0..requests.len()).for_each(|id| state.unpin(SequenceId(id as u64)));
         prop_assert_eq!(got, expected);
         prop_assert_eq!(state.cache().used(), 0);
         prop_assert_eq!(state.cache().free(), blocks);

@@ -45,7 +45,7 @@ pub struct SimStats {
     pub requests_total: u64,
     /// Sequences in the batch.
     pub running: u64,
-    /// Sequences that arrived and are not in the batch.
+    /// Sequences that arrived and are not in the batch; requests that wait for keys and values from elsewhere are among them.
     pub waiting: u64,
     /// Sequences whose client left before the end.
     pub aborted_total: u64,
@@ -178,7 +178,7 @@ impl SimHandle {
         SimStats {
             requests_total: metrics.requests.load(Relaxed),
             running: metrics.running.load(Relaxed),
-            waiting: metrics.waiting.load(Relaxed),
+            waiting: metrics.all_waiting(),
             aborted_total: metrics.aborted.load(Relaxed),
             prompt_tokens: metrics.prompt_tokens.load(Relaxed),
             cached_tokens: metrics.cached_tokens.load(Relaxed),

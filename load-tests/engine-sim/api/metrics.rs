@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Requests in the server, as vLLM's load tracking counts them.
 pub async fn load(app: web::Data<App>) -> HttpResponse {
-    let load = app.metrics.running.load(Relaxed) + app.metrics.waiting.load(Relaxed);
+    let load = app.metrics.running.load(Relaxed) + app.metrics.all_waiting();
     HttpResponse::Ok().json(json!({"server_load": load}))
 }
 
@@ -39,7 +39,7 @@ fn render(app: &App) -> String {
         "num_requests_waiting",
         "gauge",
         "Sequences waiting for a place in the batch.",
-        &metrics.waiting,
+        &AtomicU64::new(metrics.all_waiting()),
     );
     let usage = metrics.blocks_used.load(Relaxed) as f64 / app.config.num_blocks as f64;
     text.head(

@@ -37,7 +37,8 @@ pub struct KvTransferArgs {
     /// real second [default: 30]
     #[arg(long, value_name = "SECONDS", value_parser = not_negative)]
     sim_kv_partner_timeout: Option<f64>,
-    /// What follows when another engine's KV blocks are missing, expired or those of another prompt
+    /// What follows when another engine's KV blocks are missing, expired or those of another prompt; kv_load_failure_policy in
+    /// --kv-transfer-config can say recompute as well
     #[arg(long, value_enum, default_value_t, value_name = "POLICY")]
     sim_kv_load_failure_policy: LoadFailurePolicy,
     /// Host by which other engines reach this one [default: --host, or 127.0.0.1 when that is a wildcard]

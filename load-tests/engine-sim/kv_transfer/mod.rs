@@ -79,6 +79,7 @@ pub struct Kv {
     store: Option<StoreClient>,
     /// The storage namespace with all that keeps blocks apart.
     namespace: String,
+    load_failure: LoadFailurePolicy,
     depot: Depot,
     link: Mutex<Link>,
     engine_id: String,
@@ -102,7 +103,12 @@ impl Kv {
         metrics: &Arc<Metrics>,
         port: u16,
     ) -> Option<Arc<Self>> {
-        let role = config.kv_transfer.as_ref()?.kv_role;
+        let transfer = config.kv_transfer.as_ref()?;
+        let told = transfer.other.get("kv_load_failure_policy");
+        let load_failure = match told.and_then(Value::as_str) {
+            Some("recompute") => LoadFailurePolicy::Recompute,
+            _ => config.kv_sharing.load_failure,
+        };
         let wildcard = |host: &str| matches!(host, "0.0.0.0" | "::" | "[::]");
         let host = match &config.kv_sharing.advertise_host {
             Some(host) => host.clone(),
@@ -110,7 +116,8 @@ impl Kv {
             None => config.host.clone(),
         };
         Some(Arc::new(Self {
-            role,
+            role: transfer.kv_role,
+            load_failure,
             engine: engine.clone(),
             metrics: metrics.clone(),
             store: store_of(config),
@@ -238,12 +245,15 @@ impl Transfer {
     /// # Errors
     /// What to tell the client when the request fails for want of them.
     pub async fn load(&self) -> Result<Range<usize>, String> {
-        let fault = match self.connector.load(&self.kv, &self.leg).await {
+        let loading = self.kv.metrics.begin_loading();
+        let loaded = self.connector.load(&self.kv, &self.leg).await;
+        loading.end();
+        let fault = match loaded {
             Ok(loaded) => return Ok(loaded),
             Err(fault) => fault,
         };
         add(&self.kv.metrics.load_failures, 1);
-        match (fault, self.kv.config.kv_sharing.load_failure) {
+        match (fault, self.kv.load_failure) {
             (KvFault::Missing(why), LoadFailurePolicy::Recompute) => {
                 tracing::warn!(why, "KV load failed, computing");
                 Ok(0..0)

@@ -8,9 +8,14 @@ use serde_json::{Value, json};
 use std::time::Duration;
 
 fn mooncake(role: &str) -> SimHandle {
+    patient(role, KvSharing::default().partner_timeout)
+}
+
+fn patient(role: &str, partner_timeout: Duration) -> SimHandle {
     let sharing = KvSharing {
         port: Some(0),
-        partner_timeout: Duration::ZERO,
+        partner_timeout,
+        lease: Duration::from_secs(300),
         ..KvSharing::default()
     };
     start(engine("MooncakeConnector", role, sharing))
@@ -71,7 +76,10 @@ async fn a_prefill_that_is_done_is_fetched_faster_than_computed() {
 
 #[actix_web::test]
 async fn a_transfer_that_never_comes_or_is_used_twice_or_asks_the_wrong_engine_fails() {
-    let (prefill, decode) = (mooncake("kv_producer"), mooncake("kv_consumer"));
+    let (prefill, decode) = (
+        mooncake("kv_producer"),
+        patient("kv_consumer", Duration::ZERO),
+    );
     let id = engine_id(&prefill).await;
     let told = failure(&ask(&decode, decode_leg(3, "c", (&prefill, &id))).await);
     assert!(

@@ -1,13 +1,19 @@
 //! Blocks that are kept for a lease and fetched by what the client passes on.
 
-use crate::support::{get, start, until, with};
+use crate::support::{PATIENCE, get, open, post, start, until, with};
 use crate::{ALL_BUT_THE_LAST, Answer, ask, body, cached, engine, failure, time_alone, timed};
+use engine_sim::kv_store::link::LinkSpeed;
 use engine_sim::{KvSharing, LoadFailurePolicy, SimConfig, SimHandle};
 use serde_json::{Value, json};
 use std::time::Duration;
+use tokio::time::Instant;
 
 fn nixl(role: &str) -> SimHandle {
-    start(engine("NixlConnector", role, KvSharing::default()))
+    let sharing = KvSharing {
+        lease: Duration::from_secs(300),
+        ..KvSharing::default()
+    };
+    start(engine("NixlConnector", role, sharing))
 }
 
 /// The prefill leg; answers what the decode leg is to carry.
@@ -208,6 +214,68 @@ async fn a_pool_full_of_kept_blocks_serves_again_when_the_lease_ends() {
     prefill(&producer, 10).await;
     assert_eq!(ask(&producer, body(11, 2)).await.status, 200);
     assert_eq!(producer.stats().kv_expired_leases_total, 1);
+}
+
+#[actix_web::test]
+async fn a_decode_leg_that_is_given_up_in_the_middle_frees_the_blocks() {
+    let slow = KvSharing {
+        link: LinkSpeed {
+            latency: Duration::from_secs(600),
+            ..KvSharing::default().link
+        },
+        lease: Duration::from_secs(600),
+        ..KvSharing::default()
+    };
+    let producer = start(engine("NixlConnector", "kv_producer", slow));
+    let patient = KvSharing {
+        load_timeout: Duration::from_secs(600),
+        ..KvSharing::default()
+    };
+    let consumer = start(engine("NixlConnector", "kv_consumer", patient));
+    let params = prefill(&producer, 13).await;
+    let leg = with(body(13, 2), json!({"kv_transfer_params": params}));
+    let leg = open(
+        consumer.addr(),
+        "POST",
+        "/v1/completions",
+        "",
+        &leg.to_string(),
+    )
+    .await;
+    let key = format!("nixl/{}", params["remote_request_id"].as_str().unwrap());
+    let deadline = Instant::now() + PATIENCE;
+    // Wrong block ids take nothing, but tell whether the right ones have been taken.
+    while post(
+        producer.addr(),
+        "/sim/kv/take",
+        json!({"key": key, "block_ids": []}),
+    )
+    .await
+    .status
+        != 410
+    {
+        assert!(Instant::now() < deadline, "the blocks are never asked for");
+    }
+    assert_eq!(
+        (consumer.stats().waiting, producer.stats().kv_blocks_pinned),
+        (1, 250)
+    );
+    drop(leg);
+    until("the blocks are free", || {
+        producer.stats().kv_blocks_pinned == 0
+    })
+    .await;
+    until("the decode leg is gone", || consumer.stats().waiting == 0).await;
+    assert_eq!(consumer.stats().aborted_total, 1);
+}
+
+#[actix_web::test]
+async fn the_policy_of_the_transfer_settings_counts_too() {
+    let mut config = engine("NixlConnector", "kv_consumer", KvSharing::default());
+    let other = &mut config.kv_transfer.as_mut().unwrap().other;
+    other.insert("kv_load_failure_policy".into(), "recompute".into());
+    let answer = decode(&start(config), 14, &json!({"do_remote_prefill": true})).await;
+    assert_eq!(cached(&answer), 0);
 }
 
 #[actix_web::test]

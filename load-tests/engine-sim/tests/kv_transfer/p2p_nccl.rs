@@ -6,9 +6,13 @@ use engine_sim::{KvSharing, SimHandle};
 use std::time::Duration;
 
 fn p2p(role: &str) -> SimHandle {
+    patient(role, KvSharing::default().load_timeout)
+}
+
+fn patient(role: &str, load_timeout: Duration) -> SimHandle {
     let sharing = KvSharing {
         port: Some(0),
-        load_timeout: Duration::ZERO,
+        load_timeout,
         ..KvSharing::default()
     };
     start(engine("P2pNcclConnector", role, sharing))
@@ -38,7 +42,7 @@ async fn blocks_that_were_sent_ahead_are_faster_than_computing() {
 
 #[actix_web::test]
 async fn another_id_or_prompt_or_a_second_use_fails() {
-    let (prefill, decode) = (p2p("kv_producer"), p2p("kv_consumer"));
+    let (prefill, decode) = (p2p("kv_producer"), patient("kv_consumer", Duration::ZERO));
     let id = request_id(&prefill, &decode, "one");
     ask_as(&prefill, &id, body(2, 1)).await;
     let other = request_id(&prefill, &decode, "other");
@@ -55,10 +59,18 @@ async fn another_id_or_prompt_or_a_second_use_fails() {
 
 #[actix_web::test]
 async fn blocks_that_were_sent_to_another_engine_are_missing_here() {
-    let (prefill, decode, other) = (p2p("kv_producer"), p2p("kv_consumer"), p2p("kv_consumer"));
+    let (prefill, decode, other) = (
+        p2p("kv_producer"),
+        patient("kv_consumer", Duration::ZERO),
+        p2p("kv_consumer"),
+    );
     let id = request_id(&prefill, &other, "one");
     ask_as(&prefill, &id, body(4, 1)).await;
     assert!(failure(&ask_as(&decode, &id, body(4, 2)).await).contains("never came"));
+    assert_eq!(
+        cached(&ask_as(&other, &id, body(4, 2)).await),
+        ALL_BUT_THE_LAST
+    );
 }
 
 #[actix_web::test]

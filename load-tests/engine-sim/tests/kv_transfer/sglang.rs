@@ -137,6 +137,8 @@ async fn legs_with_different_rooms_or_prompts_fail() {
     .await;
     failure(&first);
     failure(&second);
+    let prefill = prefill_engine(KvSharing::default());
+    let decode = decode_engine(KvSharing::default());
     let (_, second) = join(
         ask(&prefill, both_legs(6, &prefill, ROOM + 1)),
         ask(&decode, both_legs(7, &prefill, ROOM + 1)),
