@@ -21,7 +21,6 @@ pub use shared_storage::offload;
 use crate::config::{KvRole, SimConfig};
 use crate::engine_client::{EngineClient, Pin};
 use crate::kv_store::client::StoreClient;
-use crate::kv_store::in_process;
 use crate::kv_store::link::Link;
 use crate::metrics::{Metrics, add};
 use depot::{Depot, Parcel};
@@ -120,8 +119,8 @@ impl Kv {
             load_failure,
             engine: engine.clone(),
             metrics: metrics.clone(),
-            store: store_of(config),
-            namespace: namespace_of(config),
+            store: shared_storage::store_of(config),
+            namespace: shared_storage::namespace_of(config),
             depot: Depot::default(),
             link: Mutex::new(Link::new(config.kv_sharing.link, config.time_scale)),
             engine_id: format!("sim-{:016x}", fastrand::u64(..)),
@@ -268,36 +267,4 @@ impl Transfer {
     pub async fn save(self: Arc<Self>, pin: Option<Pin>) -> Option<Value> {
         self.connector.save(&self.kv, &self.leg, pin).await
     }
-}
-
-/// The store behind a shared-storage connector.
-fn store_of(config: &SimConfig) -> Option<StoreClient> {
-    let sharing = &config.kv_sharing;
-    let extra = &config.kv_transfer.as_ref()?.kv_connector_extra_config;
-    match sharing.store.as_ref()? {
-        StoreAt::Url(url) => Some(StoreClient::There(url.clone())),
-        StoreAt::InProcess => {
-            let endpoint = extra.get("vast_endpoint").and_then(Value::as_str);
-            let mut settings = sharing.store_settings;
-            settings.time_scale = config.time_scale;
-            let store = in_process(endpoint.unwrap_or_default(), settings);
-            Some(StoreClient::Here(store))
-        }
-    }
-}
-
-/// The namespace of an engine's blocks in its store. The block names in it depend on the engine's seed as well, as those of a vLLM
-/// depend on its hash seed.
-fn namespace_of(config: &SimConfig) -> String {
-    let extra = config.kv_transfer.as_ref();
-    let namespace = extra
-        .and_then(|transfer| {
-            transfer
-                .kv_connector_extra_config
-                .get("kv_namespace")?
-                .as_str()
-        })
-        .unwrap_or("default");
-    let (model, block, dtype) = (config.model(), config.block_size, &config.kv_cache_dtype);
-    format!("{namespace}|{model}|{block}|{dtype}")
 }

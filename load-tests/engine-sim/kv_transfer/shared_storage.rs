@@ -2,12 +2,13 @@
 //! loads those that are there and computes the rest. Nothing needs to be said in requests, and nothing can be refused.
 
 use super::leg::Leg;
-use super::{Connector, Kv, KvFault, Loaded, namespace_of, store_of};
+use super::{Connector, Kv, KvFault, Loaded, StoreAt};
 use crate::config::{KvRole, SimConfig};
 use crate::engine_client::Pin;
 use crate::event_log::CacheEvent;
 use crate::kv_cache::BlockHash;
-use crate::kv_store::Blocks;
+use crate::kv_store::client::StoreClient;
+use crate::kv_store::{Blocks, in_process};
 use crate::metrics::{Metrics, add};
 use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
@@ -129,4 +130,36 @@ pub fn offload(config: &SimConfig, metrics: &Arc<Metrics>) -> Option<mpsc::Sende
         }
     });
     Some(offloads)
+}
+
+/// The store behind a shared-storage connector.
+pub fn store_of(config: &SimConfig) -> Option<StoreClient> {
+    let sharing = &config.kv_sharing;
+    let extra = &config.kv_transfer.as_ref()?.kv_connector_extra_config;
+    match sharing.store.as_ref()? {
+        StoreAt::Url(url) => Some(StoreClient::There(url.clone())),
+        StoreAt::InProcess => {
+            let endpoint = extra.get("vast_endpoint").and_then(Value::as_str);
+            let mut settings = sharing.store_settings;
+            settings.time_scale = config.time_scale;
+            let store = in_process(endpoint.unwrap_or_default(), settings);
+            Some(StoreClient::Here(store))
+        }
+    }
+}
+
+/// The namespace of an engine's blocks in its store. The block names in it depend on the engine's seed as well, as those of a vLLM
+/// depend on its hash seed.
+pub fn namespace_of(config: &SimConfig) -> String {
+    let extra = config.kv_transfer.as_ref();
+    let namespace = extra
+        .and_then(|transfer| {
+            transfer
+                .kv_connector_extra_config
+                .get("kv_namespace")?
+                .as_str()
+        })
+        .unwrap_or("default");
+    let (model, block, dtype) = (config.model(), config.block_size, &config.kv_cache_dtype);
+    format!("{namespace}|{model}|{block}|{dtype}")
 }

@@ -50,6 +50,36 @@ async fn what_one_engine_computed_another_one_loads_faster_than_it_would_compute
 }
 
 #[actix_web::test]
+async fn with_the_figures_of_a_70b_model_loading_takes_half_the_time_of_computing_or_less() {
+    let store = store(0.25);
+    let large = |role: &str| {
+        let config = SimConfig::from_args(["vllm", "serve", "meta-llama/Llama-3.1-70B-Instruct"]);
+        let small = engine("VastKVConnector", role, at(&store));
+        start(SimConfig {
+            host: small.host,
+            port: small.port,
+            kv_transfer: small.kv_transfer,
+            kv_sharing: small.kv_sharing,
+            time_scale: 0.25,
+            ..config.unwrap()
+        })
+    };
+    let long: Vec<u32> = (0..16_000).map(|token| token % 500 + 1).collect();
+    let long = json!({"prompt": long, "max_tokens": 1});
+    let (producer, consumer, other) = (
+        large("kv_producer"),
+        large("kv_consumer"),
+        large("kv_producer"),
+    );
+    ask(&producer, long.clone()).await;
+    let (answer, loaded) = timed(ask(&consumer, long.clone())).await;
+    assert_eq!(cached(&answer), 16_000 - 16);
+    let (answer, computed) = timed(ask(&other, long)).await;
+    assert_eq!(cached(&answer), 0);
+    assert!(loaded * 2 < computed, "{loaded:?} against {computed:?}");
+}
+
+#[actix_web::test]
 async fn engines_of_one_process_share_a_store_by_its_endpoint() {
     let sharing = || KvSharing {
         store: Some(StoreAt::InProcess),
