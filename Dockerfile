@@ -50,7 +50,7 @@ STOPSIGNAL SIGTERM
 
 FROM runtime AS engine-sim
 # The router's health check asks any URL, so there is no second one.
-COPY --from=builder /workspace/target/dist/tidegate /workspace/target/dist/engine-sim /usr/local/bin/
+COPY --from=builder /workspace/target/dist/tidegate /workspace/target/dist/engine-sim /workspace/target/dist/kv-store /usr/local/bin/
 EXPOSE 8000
 HEALTHCHECK --interval=5s --timeout=3s --start-period=30s --retries=3 CMD ["tidegate", "healthcheck", "--url", "http://127.0.0.1:8000/health"]
 ENTRYPOINT ["engine-sim"]

@@ -6,6 +6,7 @@ use crate::failure::FaultSettings;
 use crate::flag_values::{fraction, human_count, not_negative};
 use crate::ignored_flags::IgnoredFlags;
 use crate::kv_events::{KvEvents, flags::KvEventArgs};
+use crate::kv_transfer::flags::KvTransferArgs;
 use crate::speed::{Speed, figures_for};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
@@ -65,6 +66,8 @@ struct Serve {
     simulator: SimulatorArgs,
     #[command(flatten)]
     kv_events: KvEventArgs,
+    #[command(flatten)]
+    kv_transfer: KvTransferArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -224,6 +227,10 @@ impl Args {
             prompt_tokens_details: server.enable_prompt_tokens_details || !sim.strict_vllm,
             auto_tool_choice: server.enable_auto_tool_choice || !sim.strict_vllm,
             kv_transfer,
+            tensor_parallel_size: engine.tensor_parallel_size,
+            kv_sharing: serve.kv_transfer.into(),
+            kv_cache_dtype: engine.kv_cache_dtype,
+            kv_bytes_per_token: figures.kv_bytes_per_token(kv_dtype_bytes),
             kv_events: kv_events.unwrap_or_default(),
             kv_event_quirks: serve.kv_events.into(),
             speed: Speed {

@@ -233,3 +233,42 @@ fn kv_event_faults_are_named_and_the_null_publisher_has_no_endpoint() {
     assert!(told("vllm serve m --kv-events-config {\"topic\":1}").contains("--kv-events-config"));
     assert!(told("vllm serve m --sim-kv-events-drop-every 0").contains("drop-every"));
 }
+
+#[test]
+fn kv_transfer_flags_are_taken() {
+    use crate::kv_transfer::{KvSharing, LoadFailurePolicy, StoreAt};
+    let config = parse(
+        "vllm serve meta-llama/Llama-3.1-70B-Instruct -t 4 --kv-cache-dtype fp8 --sim-kv-store http://127.0.0.1:8080/ \
+         --sim-kv-store-bandwidth 1e9 --sim-kv-store-latency-ms 3 --sim-kv-link-bandwidth 2e9 --sim-kv-link-latency-ms 4 \
+         --sim-kv-load-timeout 5 --sim-kv-lease 6 --sim-kv-partner-timeout 7 --sim-kv-load-failure-policy recompute \
+         --sim-kv-advertise-host prefill-1 --sim-kv-port 8998",
+    )
+    .unwrap();
+    let sharing = &config.kv_sharing;
+    let speed =
+        |link: crate::kv_store::link::LinkSpeed| (link.bytes_per_second, link.latency.as_millis());
+    assert_eq!(
+        sharing.store,
+        Some(StoreAt::Url("http://127.0.0.1:8080".to_owned()))
+    );
+    assert_eq!(speed(sharing.store_settings.link), (1e9, 3));
+    assert_eq!(speed(sharing.link), (2e9, 4));
+    let seconds = [sharing.load_timeout, sharing.lease, sharing.partner_timeout];
+    assert_eq!(seconds.map(|time| time.as_secs()), [5, 6, 7]);
+    assert_eq!(sharing.load_failure, LoadFailurePolicy::Recompute);
+    assert_eq!(sharing.advertise_host.as_deref(), Some("prefill-1"));
+    assert_eq!(sharing.port, Some(8998));
+    assert_eq!(
+        (config.kv_bytes_per_token, config.tensor_parallel_size),
+        (160 << 10, 4)
+    );
+    assert_eq!(
+        parse("vllm serve m").unwrap().kv_sharing,
+        KvSharing::default()
+    );
+    let in_process = parse("vllm serve m --sim-kv-store in-process").unwrap();
+    assert_eq!(in_process.kv_sharing.store, Some(StoreAt::InProcess));
+    let told = |line: &str| parse(line).unwrap_err().to_string();
+    assert!(told("vllm serve m --sim-kv-store vast-cluster").contains("in-process"));
+    assert!(told("vllm serve m --sim-kv-link-bandwidth 0").contains("more than 0"));
+}

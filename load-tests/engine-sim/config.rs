@@ -3,6 +3,7 @@
 use crate::args::Args;
 use crate::failure::FaultSettings;
 use crate::kv_events::{KvEventQuirks, KvEvents};
+use crate::kv_transfer::KvSharing;
 use crate::speed::{Speed, figures_for};
 use clap::Parser;
 use serde::Deserialize;
@@ -42,6 +43,14 @@ pub struct SimConfig {
     pub auto_tool_choice: bool,
     /// How this engine shares KV blocks with others.
     pub kv_transfer: Option<KvTransfer>,
+    /// GPUs that share the model; other engines are told.
+    pub tensor_parallel_size: u32,
+    /// What the simulator has to know about it besides.
+    pub kv_sharing: KvSharing,
+    /// Type of keys and values; blocks of different types are never shared.
+    pub kv_cache_dtype: String,
+    /// Keys and values of one token over all layers, in this type.
+    pub kv_bytes_per_token: u64,
     /// How KV events are kept and published.
     pub kv_events: KvEvents,
     /// In which form they go out, and what goes wrong with them.
@@ -76,6 +85,10 @@ impl Default for SimConfig {
             prompt_tokens_details: true,
             auto_tool_choice: true,
             kv_transfer: None,
+            tensor_parallel_size: 1,
+            kv_sharing: KvSharing::default(),
+            kv_cache_dtype: "auto".to_owned(),
+            kv_bytes_per_token: figures_for("sim-model").kv_bytes_per_token(2.0),
             kv_events: KvEvents::default(),
             kv_event_quirks: KvEventQuirks::default(),
             speed: figures_for("sim-model").speed,

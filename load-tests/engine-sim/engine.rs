@@ -3,7 +3,8 @@
 //! request whose receiver is gone is aborted before the next step.
 
 use crate::config::SimConfig;
-use crate::engine_client::{Command, EngineClient, Token, Work};
+use crate::engine_client::{Command, EngineClient, Pin, Token, Work};
+use crate::event_log::CacheEvent;
 use crate::kv_cache::{BlockHash, KvCache, chain_seed};
 use crate::kv_events::feed::Feed;
 use crate::metrics::{Metrics, add, set};
@@ -39,6 +40,10 @@ struct Engine {
     arriving: VecDeque<(Instant, NewSequence)>,
     requests: HashMap<SequenceId, Request>,
     next_id: u64,
+    /// Takes blocks that leave the GPU for shared storage.
+    offloads: Option<mpsc::Sender<Vec<BlockHash>>>,
+    /// For what pinned blocks have to say; weak, as the engine ends with the last one who may ask it.
+    commands: mpsc::WeakUnboundedSender<Command>,
 }
 
 /// Starts the engine's thread.
@@ -49,6 +54,7 @@ pub fn start(
     config: Arc<SimConfig>,
     metrics: Arc<Metrics>,
     feed: Arc<Feed>,
+    offloads: Option<mpsc::Sender<Vec<BlockHash>>>,
 ) -> io::Result<EngineClient> {
     let (commands, inbox) = mpsc::unbounded_channel();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -67,6 +73,8 @@ pub fn start(
         arriving: VecDeque::new(),
         requests: HashMap::new(),
         next_id: 0,
+        offloads,
+        commands: commands.downgrade(),
     };
     std::thread::Builder::new()
         .name("sim-engine".into())
@@ -151,6 +159,18 @@ impl Engine {
                 self.publish_events();
                 let _ = reply.send(cleared); // the asker may have left
             }
+            Command::Find { hashes, reply } => {
+                let _ = reply.send(self.state.cache().find(&hashes).len()); // the asker may have left
+            }
+            Command::Unpin(id) => {
+                self.state.unpin(id);
+                self.publish_gauges();
+            }
+            Command::Announce { event, done } => {
+                self.state.cache_mut().announce(event);
+                self.publish_events();
+                let _ = done.send(()); // the asker may have left
+            }
             Command::RestartEvents(reply) => {
                 self.restart_events();
                 let _ = reply.send(()); // the asker may have left
@@ -161,13 +181,15 @@ impl Engine {
     fn accept(&mut self, request: Request, work: Work, chain: BlockHash, salt: Option<Arc<str>>) {
         let id = SequenceId(self.next_id);
         self.next_id += 1;
-        let ready = request.arrived + self.config.scaled(self.config.speed.overhead());
+        let ready = Instant::now() + self.config.scaled(self.config.speed.overhead());
         let sequence = NewSequence {
             id,
             prompt: work.prompt,
             answer: work.answer,
             chain,
             salt,
+            loaded: work.loaded,
+            pin: work.pin,
         };
         self.requests.insert(id, request);
         self.arriving.push_back((ready, sequence));
@@ -199,10 +221,12 @@ impl Engine {
 
     fn deliver_one(&mut self, output: Output) {
         let Some(request) = self.requests.get_mut(&output.id) else {
+            self.state.unpin(output.id);
             return;
         };
         let waited = request.arrived.elapsed();
-        if !request.seen_token {
+        let first = !request.seen_token;
+        if first {
             request.seen_token = true;
             self.metrics.time_to_first_token.record(waited);
             add(&self.metrics.prompt_tokens, request.prompt_len);
@@ -216,6 +240,10 @@ impl Engine {
             choice: request.choice,
             last: output.last,
             cached: output.cached,
+            pin: match first {
+                true => pin(&self.state, output.id, &self.commands),
+                false => None,
+            },
         };
         // Counted before it is sent: who has the answer finds it in the counters.
         if output.last {
@@ -239,6 +267,10 @@ impl Engine {
             self.state.waiting() + self.arriving.len(),
         );
         set(&self.metrics.blocks_used, self.state.cache().used());
+        set(&self.metrics.blocks_pinned, self.state.pinned_blocks());
+        self.metrics
+            .loaded_tokens
+            .store(self.state.loaded_tokens(), Relaxed);
         let (queried, hit) = self.state.prefix_counts();
         self.metrics.prefix_queries.store(queried, Relaxed);
         self.metrics.prefix_hits.store(hit, Relaxed);
@@ -246,6 +278,7 @@ impl Engine {
 
     fn publish_events(&mut self) {
         let events = self.state.cache_mut().take_events();
+        self.offload(&events);
         let ts = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default()
@@ -255,9 +288,31 @@ impl Engine {
         }
     }
 
+    /// Blocks that do not find room on their way to storage are lost, as they would be by an engine whose buffer is full.
+    fn offload(&self, events: &[CacheEvent]) {
+        let Some(offloads) = &self.offloads else {
+            return;
+        };
+        for event in events {
+            if let CacheEvent::Removed { hashes } = event {
+                let _ = offloads.try_send(hashes.clone());
+            }
+        }
+    }
+
     /// Cache and numbers are those of a new process.
     fn restart_events(&mut self) {
         self.state.restart_cache();
         self.feed.restart();
     }
+}
+
+/// The guard of what the scheduler kept of a sequence.
+fn pin(
+    state: &State,
+    id: SequenceId,
+    commands: &mpsc::WeakUnboundedSender<Command>,
+) -> Option<Pin> {
+    let blocks = state.pinned(id)?.iter().map(|block| block.number());
+    Some(Pin::new(id, blocks.collect(), commands.upgrade()?))
 }

@@ -36,6 +36,13 @@ pub enum CacheEvent {
         /// Tokens per block.
         block_size: usize,
     },
+    /// A copy of each block lies in shared storage now; the one on the GPU stays.
+    Copied {
+        /// The engine's own names of the blocks.
+        hashes: Vec<BlockHash>,
+        /// Tokens per block.
+        block_size: usize,
+    },
     /// All blocks are gone.
     Cleared,
 }

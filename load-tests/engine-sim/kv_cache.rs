@@ -6,7 +6,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Names a full block by its tokens and everything before them. A type of its own, so that it cannot be taken for a place in the pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
 pub struct BlockHash(pub u64);
 
 /// A place in the pool.
@@ -14,6 +16,11 @@ pub struct BlockHash(pub u64);
 pub struct BlockId(u32);
 
 impl BlockId {
+    /// Its number in the pool.
+    pub fn number(self) -> u32 {
+        self.0
+    }
+
     fn index(self) -> usize {
         self.0 as usize
     }
@@ -205,6 +212,11 @@ impl KvCache {
         self.events.clear();
     }
 
+    /// Announces a change that did not happen in this pool.
+    pub fn announce(&mut self, event: CacheEvent) {
+        self.events.push(event);
+    }
+
     /// What changed since the last call, in order.
     pub fn take_events(&mut self) -> Vec<CacheEvent> {
         std::mem::take(&mut self.events)
@@ -267,6 +279,17 @@ pub fn block_hash(parent: BlockHash, tokens: &[u32]) -> BlockHash {
                 fold(chain, u64::from(*token))
             }),
     )
+}
+
+/// The names of the full blocks of a prompt.
+pub fn chain_of(start: BlockHash, tokens: &[u32], block_size: usize) -> Vec<BlockHash> {
+    let mut parent = start;
+    let blocks = tokens.chunks_exact(block_size);
+    let names = blocks.map(|block| {
+        parent = block_hash(parent, block);
+        parent
+    });
+    names.collect()
 }
 
 /// Where a chain starts: apart for each engine seed, LoRA adapter or cache salt, so that equal tokens do not meet.

@@ -18,7 +18,8 @@
 //! ```
 //!
 //! The parts, from the inside out: `kv_cache` (blocks, hashes, eviction) and `scheduler` (one step) are pure; `engine` gives them
-//! time and channels; `tokenizer` and `text` make prompts and answers; `kv_events` tells others what the cache holds; `api` speaks HTTP; `sim` starts it all.
+//! time and channels; `tokenizer` and `text` make prompts and answers; `kv_events` tells others what the cache holds; `kv_transfer` hands keys and values to other
+//! engines, through `kv_store` or directly; `api` speaks HTTP; `sim` starts it all.
 
 mod api;
 mod args;
@@ -28,9 +29,13 @@ mod engine_client;
 mod event_log;
 mod failure;
 mod flag_values;
+mod http_client;
 mod ignored_flags;
 mod kv_cache;
 mod kv_events;
+pub mod kv_store;
+mod kv_transfer;
+mod listening;
 mod metrics;
 mod scheduler;
 mod sequence;
@@ -45,5 +50,6 @@ pub use event_log::{CacheEvent, EventBatch};
 pub use failure::{FaultSettings, Faults};
 pub use kv_cache::BlockHash;
 pub use kv_events::{EventEncoding, HashForm, KvEventQuirks, KvEvents, KvPublisher, ReplayFraming};
+pub use kv_transfer::{KvSharing, LoadFailurePolicy, StoreAt};
 pub use sim::{Sim, SimHandle, SimStats};
 pub use speed::Speed;

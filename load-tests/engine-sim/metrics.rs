@@ -19,6 +19,8 @@ pub struct Metrics {
     pub running: AtomicU64,
     /// Sequences queued.
     pub waiting: AtomicU64,
+    /// Requests that wait for keys and values from elsewhere.
+    pub loading: AtomicU64,
     /// Requests whose client left before the end.
     pub aborted: AtomicU64,
     /// Prompt tokens of admitted sequences.
@@ -35,6 +37,16 @@ pub struct Metrics {
     pub preemptions: AtomicU64,
     /// Blocks in use by running sequences.
     pub blocks_used: AtomicU64,
+    /// Of these, blocks that are kept for other engines.
+    pub blocks_pinned: AtomicU64,
+    /// Prompt tokens that came from elsewhere instead of being computed.
+    pub loaded_tokens: AtomicU64,
+    /// Blocks kept for other engines that nobody fetched in time, counted by request.
+    pub expired_leases: AtomicU64,
+    /// Loads that failed, whatever followed.
+    pub load_failures: AtomicU64,
+    /// Saves that failed.
+    pub save_failures: AtomicU64,
     /// Sequences that ended by themselves or at a stop string.
     pub finished_stop: AtomicU64,
     /// Sequences that ended at a limit.
@@ -43,6 +55,45 @@ pub struct Metrics {
     pub time_to_first_token: Histogram,
     /// From arrival to the last token, in wall time.
     pub request_latency: Histogram,
+}
+
+impl Metrics {
+    /// All that arrived and is not in the batch: vLLM counts those that wait for remote keys and values among them.
+    pub fn all_waiting(&self) -> u64 {
+        self.waiting.load(Relaxed) + self.loading.load(Relaxed)
+    }
+
+    /// Counts a request that waits for keys and values; as aborted, when the guard is dropped before [`Loading::end`].
+    pub fn begin_loading(&self) -> Loading<'_> {
+        add(&self.loading, 1);
+        Loading {
+            metrics: self,
+            ended: false,
+        }
+    }
+}
+
+/// A request that waits for keys and values.
+#[derive(Debug)]
+pub struct Loading<'a> {
+    metrics: &'a Metrics,
+    ended: bool,
+}
+
+impl Loading<'_> {
+    /// It waits no longer, whatever came of it.
+    pub fn end(mut self) {
+        self.ended = true;
+    }
+}
+
+impl Drop for Loading<'_> {
+    fn drop(&mut self) {
+        self.metrics.loading.fetch_sub(1, Relaxed);
+        if !self.ended {
+            add(&self.metrics.aborted, 1);
+        }
+    }
 }
 
 /// Adds to a counter.

@@ -1,9 +1,9 @@
 //! Decides what the engine computes in its next step: vLLM's continuous batching with one token budget, chunked prefill and
 //! preemption by recomputation. Pure: no clock, no I/O; the same state gives the same step.
 
-use crate::kv_cache::{KvCache, Run};
+use crate::kv_cache::{BlockId, KvCache, Run};
 use crate::sequence::{NewSequence, Sequence, SequenceId};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 /// Bounds of one step.
 #[derive(Debug, Clone, Copy)]
@@ -26,6 +26,9 @@ pub struct State {
     running: Vec<Sequence>,
     queried_tokens: u64,
     hit_tokens: u64,
+    loaded_tokens: u64,
+    /// Blocks that were promised to others, by the sequence that computed them.
+    pinned: HashMap<SequenceId, Vec<BlockId>>,
 }
 
 /// One token, or the end, of one sequence.
@@ -75,6 +78,8 @@ impl State {
             running: Vec::new(),
             queried_tokens: 0,
             hit_tokens: 0,
+            loaded_tokens: 0,
+            pinned: HashMap::new(),
         }
     }
 
@@ -128,6 +133,28 @@ impl State {
     /// Prompt tokens that were looked up in the prefix cache, and those found there, since the start.
     pub fn prefix_counts(&self) -> (u64, u64) {
         (self.queried_tokens, self.hit_tokens)
+    }
+
+    /// Prompt tokens that came from elsewhere, since the start.
+    pub fn loaded_tokens(&self) -> u64 {
+        self.loaded_tokens
+    }
+
+    /// The blocks that are kept for others on behalf of a sequence.
+    pub fn pinned(&self, id: SequenceId) -> Option<&[BlockId]> {
+        self.pinned.get(&id).map(Vec::as_slice)
+    }
+
+    /// All blocks that are kept for others.
+    pub fn pinned_blocks(&self) -> usize {
+        self.pinned.values().map(Vec::len).sum()
+    }
+
+    /// Gives back what was kept on behalf of a sequence, if anything.
+    pub fn unpin(&mut self, id: SequenceId) {
+        if let Some(blocks) = self.pinned.remove(&id) {
+            self.cache.release(&blocks);
+        }
     }
 
     /// The pool.
@@ -209,8 +236,9 @@ fn admit_next(state: &mut State, budget: usize) -> Option<usize> {
     let reusable = ((sequence.tokens.len() - 1) / block_size).min(sequence.hashes.len());
     let found = state.cache.find(&sequence.hashes[..reusable]);
     let hit = found.len() * block_size;
-    let tokens = (sequence.tokens.len() - hit).min(budget);
-    let needed = (hit + tokens).div_ceil(block_size) - found.len();
+    let supplied = sequence.supplied(hit);
+    let tokens = (sequence.tokens.len() - supplied).min(budget);
+    let needed = (supplied + tokens).div_ceil(block_size) - found.len();
     if needed + state.cache.free_among(&found) > state.cache.free() {
         return None;
     }
@@ -221,9 +249,10 @@ fn admit_next(state: &mut State, budget: usize) -> Option<usize> {
         .blocks
         .extend(state.cache.allocate(needed).expect("counted above"));
     sequence.published = hit / block_size;
-    sequence.computed = hit;
+    sequence.computed = supplied;
     if sequence.cached.is_none() {
-        sequence.cached = Some(hit);
+        sequence.cached = Some(supplied);
+        state.loaded_tokens += (supplied - hit) as u64;
         state.queried_tokens += sequence.prompt_len as u64;
         state.hit_tokens += hit as u64;
     }
@@ -270,6 +299,11 @@ fn compute(state: &mut State, planned: &[usize], report: &mut StepReport) {
         let token = sequence.answer.get(sequence.generated()).copied();
         sequence.tokens.extend(token);
         sequence.hash_full_blocks(block_size);
+        if std::mem::take(&mut sequence.pin) {
+            let kept = &sequence.blocks[..sequence.prompt_len.div_ceil(block_size)];
+            state.cache.share(kept);
+            state.pinned.insert(sequence.id, kept.to_vec());
+        }
         let last = sequence.generated() == sequence.answer.len();
         report.outputs.push(Output {
             id: sequence.id,

@@ -1,6 +1,7 @@
 //! The scheduler's promises, by hand-made cases and under random load.
 
 use super::*;
+use crate::event_log::CacheEvent;
 use crate::kv_cache::chain_seed;
 use proptest::prelude::*;
 use std::collections::HashMap;
@@ -22,6 +23,8 @@ fn sequence(id: u64, prompt: std::ops::Range<u32>, answer: usize) -> NewSequence
         answer: vec![7; answer].into(),
         chain: chain_seed(0, ""),
         salt: None,
+        loaded: 0..0,
+        pin: false,
     }
 }
 
@@ -67,6 +70,88 @@ fn decodes_go_on_beside_a_prefill_that_fills_the_budget() {
 }
 
 #[test]
+fn loaded_tokens_are_announced_and_not_computed() {
+    let mut state = state(100, 100, 4);
+    let loaded = NewSequence {
+        loaded: 0..40,
+        ..sequence(1, 0..40, 2)
+    };
+    state.add(loaded);
+    let first = step(&mut state);
+    assert_eq!((first.prefill_tokens, first.outputs[0].cached), (1, 39));
+    assert_eq!(
+        (state.loaded_tokens(), state.prefix_counts()),
+        (39, (40, 0))
+    );
+    let events = state.cache_mut().take_events();
+    let stored = |event: &CacheEvent| match event {
+        CacheEvent::Stored { hashes, .. } => hashes.len(),
+        _ => 0,
+    };
+    assert_eq!(events.iter().map(stored).sum::<usize>(), 10);
+}
+
+#[test]
+fn what_was_loaded_behind_a_gap_is_computed() {
+    let mut state = state(100, 100, 4);
+    state.add(NewSequence {
+        loaded: 8..40,
+        ..sequence(1, 0..40, 2)
+    });
+    assert_eq!(step(&mut state).prefill_tokens, 40);
+    run_dry(&mut state);
+    state.add(NewSequence {
+        loaded: 8..56,
+        ..sequence(2, 0..60, 2)
+    });
+    assert_eq!(
+        step(&mut state).prefill_tokens,
+        4,
+        "the cache has the first 40"
+    );
+}
+
+#[test]
+fn pinned_blocks_take_room_until_they_are_given_back() {
+    let mut state = state(12, 100, 4);
+    let pinned = NewSequence {
+        pin: true,
+        ..sequence(1, 0..30, 10)
+    };
+    state.add(pinned);
+    run_dry(&mut state);
+    let kept = state.pinned(SequenceId(1)).map(<[_]>::len);
+    assert_eq!(
+        (kept, state.pinned_blocks(), state.cache().used()),
+        (Some(8), 8, 8)
+    );
+    state.add(sequence(2, 100..140, 1));
+    assert_eq!(
+        step(&mut state),
+        StepReport::default(),
+        "no room for ten blocks"
+    );
+    state.unpin(SequenceId(1));
+    assert_eq!(state.cache().used(), 0);
+    assert_eq!(run_dry(&mut state).len(), 1);
+}
+
+#[test]
+fn an_equal_prompt_shares_pinned_blocks() {
+    let mut state = state(12, 100, 4);
+    state.add(NewSequence {
+        pin: true,
+        ..sequence(1, 0..40, 1)
+    });
+    run_dry(&mut state);
+    state.add(sequence(2, 0..40, 1));
+    assert_eq!(step(&mut state).prefill_tokens, 4);
+    state.unpin(SequenceId(1));
+    run_dry(&mut state);
+    assert_eq!(state.cache().used(), 0);
+}
+
+#[test]
 fn an_equal_prompt_hits_all_but_its_last_token() {
     let mut state = state(100, 64, 4);
     state.add(sequence(1, 0..16, 1));
@@ -102,6 +187,8 @@ fn generated_tokens_serve_the_next_turn() {
         answer: vec![7].into(),
         chain: chain_seed(0, ""),
         salt: None,
+        loaded: 0..0,
+        pin: false,
     });
     assert_eq!(step(&mut state).outputs[0].cached, 16);
 }
@@ -114,6 +201,8 @@ fn another_salt_shares_nothing() {
     state.add(NewSequence {
         chain: chain_seed(0, "other"),
         salt: None,
+        loaded: 0..0,
+        pin: false,
         ..sequence(2, 0..17, 1)
     });
     assert_eq!(step(&mut state).outputs[0].cached, 0);
@@ -173,11 +262,11 @@ fn an_aborted_sequence_frees_its_place_and_blocks() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Any mix of prompts, answers and aborts: no step exceeds the budget or the places, every running decode gets its token
+    /// Any mix of prompts, answers, aborts, loads and pins: no step exceeds the budget or the places, every running decode gets its token
     /// unless somebody had to be preempted, every sequence gets all its tokens, and no block leaks.
     #[test]
     fn random_load_keeps_every_promise(
-        requests in prop::collection::vec((0u32..3, 1u32..60, 0usize..30, 0usize..12, prop::option::of(1usize..20)), 1..20),
+        requests in prop::collection::vec((0u32..3, 1u32..60, 0usize..30, 0usize..12, prop::option::of(1usize..20), 0usize..30, 0usize..60, any::<bool>()), 1..20),
         budget in 8usize..40,
         blocks in 23usize..60,
     ) {
@@ -190,8 +279,12 @@ proptest! {
         let mut queue = queue.into_iter().peekable();
         for round in 0.. {
             prop_assert!(round < 5_000, "no progress");
-            while let Some((id, (family, length, answer, _, abort))) = queue.next_if(|(_, request)| request.3 <= round) {
-                state.add(sequence(id as u64, family * 1000..family * 1000 + length, *answer));
+            while let Some((id, (family, length, answer, _, abort, start, loaded, pin))) = queue.next_if(|(_, request)| request.3 <= round) {
+                state.add(NewSequence {
+                    loaded: *start..(*loaded).max(*start),
+                    pin: *pin,
+                    ..sequence(id as u64, family * 1000..family * 1000 + length, *answer)
+                });
                 expected.insert(id as u64, (*answer).max(1));
                 aborts.extend(abort.map(|after| (round + after, id as u64)));
             }
@@ -224,8 +317,12 @@ proptest! {
                 *got.entry(output.id.0).or_default() += 1;
             }
             let held: usize = state.running.iter().map(|sequence| sequence.blocks.len()).sum();
-            prop_assert!(state.cache().used() <= held, "a block is held by nobody");
+            prop_assert!(state.cache().used() <= held + state.pinned_blocks(), "a block is held by nobody");
+            if round % 4 == 0 {
+                (0..requests.len()).for_each(|id| state.unpin(SequenceId(id as u64)));
+            }
         }
+        (0..requests.len()).for_each(|id| state.unpin(SequenceId(id as u64)));
         prop_assert_eq!(got, expected);
         prop_assert_eq!(state.cache().used(), 0);
         prop_assert_eq!(state.cache().free(), blocks);

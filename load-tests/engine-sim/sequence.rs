@@ -1,6 +1,7 @@
 //! One prompt on its way to an answer, as the scheduler keeps it. Pure.
 
 use crate::kv_cache::{BlockHash, BlockId, block_hash};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Names a sequence within one engine.
@@ -20,6 +21,10 @@ pub struct NewSequence {
     pub chain: BlockHash,
     /// The part of it that the request gave.
     pub salt: Option<Arc<str>>,
+    /// Prompt tokens whose keys and values came from elsewhere; usable where the cache holds all before them.
+    pub loaded: Range<usize>,
+    /// Keep the prompt's blocks after the first token until [`crate::scheduler::State::unpin`].
+    pub pin: bool,
 }
 
 /// A live sequence.
@@ -37,6 +42,10 @@ pub struct Sequence {
     pub chain: BlockHash,
     /// The part of it that the request gave.
     pub salt: Option<Arc<str>>,
+    /// Prompt tokens that came from elsewhere.
+    pub loaded: Range<usize>,
+    /// Keep the prompt's blocks after the first token.
+    pub pin: bool,
     /// Names of the full blocks of `tokens`.
     pub hashes: Vec<BlockHash>,
     /// Its places in the pool, in order.
@@ -59,6 +68,8 @@ impl Sequence {
             answer: new.answer,
             chain: new.chain,
             salt: new.salt,
+            loaded: new.loaded,
+            pin: new.pin,
             hashes: Vec::new(),
             blocks: Vec::new(),
             published: 0,
@@ -74,11 +85,21 @@ impl Sequence {
         self.blocks.clear();
         self.published = 0;
         self.computed = 0;
+        self.loaded = 0..0;
     }
 
     /// Answer tokens so far.
     pub fn generated(&self) -> usize {
         self.tokens.len() - self.prompt_len
+    }
+
+    /// How many of its tokens need no computing when the cache holds the first `hit`. The last token is always computed: its
+    /// logits give the first answer token.
+    pub fn supplied(&self, hit: usize) -> usize {
+        match self.loaded.start <= hit {
+            true => hit.max(self.loaded.end.min(self.tokens.len() - 1)),
+            false => hit,
+        }
     }
 
     /// Names the blocks that have become full.

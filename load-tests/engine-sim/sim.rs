@@ -1,31 +1,23 @@
 //! Starts and stops one simulated engine: the engine's thread, and an HTTP server with one worker. Several run in one process.
 
-use crate::api::connection::remember;
-use crate::api::{App, routes, unix_now};
+use crate::api::{App, unix_now};
 use crate::config::SimConfig;
 use crate::engine;
 use crate::engine_client::EngineClient;
 use crate::event_log::EventBatch;
 use crate::failure::Faults;
 use crate::kv_events::{feed::Feed, publisher::Publisher};
+use crate::kv_transfer::{Kv, offload};
+use crate::listening::{listen, port_of, report, reserve};
 use crate::metrics::Metrics;
 use crate::tokenizer::Tokenizer;
 use actix_web::dev::ServerHandle;
-use actix_web::{HttpServer, web};
-use socket2::{Domain, Protocol, Socket, Type};
+use actix_web::web;
 use std::io;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 use tokio::task::JoinHandle;
-
-/// uvicorn closes idle connections after this.
-const KEEP_ALIVE: Duration = Duration::from_secs(5);
-/// Connections that wait for `accept`; uvicorn's number.
-const BACKLOG: i32 = 2048;
-/// Threads for long prompts.
-const BLOCKING_THREADS: usize = 2;
 
 /// Starts engines.
 #[derive(Debug)]
@@ -35,6 +27,7 @@ pub struct Sim;
 #[derive(Debug)]
 pub struct SimHandle {
     addr: SocketAddr,
+    kv_port: u16,
     config: Arc<SimConfig>,
     faults: Arc<Faults>,
     metrics: Arc<Metrics>,
@@ -52,7 +45,7 @@ pub struct SimStats {
     pub requests_total: u64,
     /// Sequences in the batch.
     pub running: u64,
-    /// Sequences that arrived and are not in the batch.
+    /// Sequences that arrived and are not in the batch; requests that wait for keys and values from elsewhere are among them.
     pub waiting: u64,
     /// Sequences whose client left before the end.
     pub aborted_total: u64,
@@ -64,8 +57,18 @@ pub struct SimStats {
     pub generation_tokens: u64,
     /// Sequences sent back to the queue for want of blocks.
     pub preemptions_total: u64,
-    /// KV blocks that sequences use.
+    /// KV blocks that sequences use or that are kept for other engines.
     pub kv_blocks_used: u64,
+    /// KV blocks that are kept for other engines.
+    pub kv_blocks_pinned: u64,
+    /// Prompt tokens that came from storage or other engines.
+    pub kv_loaded_tokens: u64,
+    /// Requests whose blocks were kept for another engine that did not come in time.
+    pub kv_expired_leases_total: u64,
+    /// Failed attempts to get blocks from storage or another engine.
+    pub kv_load_failures_total: u64,
+    /// Failed attempts to leave blocks for others.
+    pub kv_save_failures_total: u64,
 }
 
 impl Sim {
@@ -83,13 +86,27 @@ impl Sim {
             .local_addr()?
             .as_socket()
             .ok_or_else(|| io::Error::other("the socket has no IP address"))?;
+        let kv_socket = match (&config.kv_transfer, config.kv_sharing.port) {
+            (Some(_), Some(port)) => Some(reserve(&config.host, port)?),
+            _ => None,
+        };
+        let kv_port = match &kv_socket {
+            Some(socket) => port_of(socket)?,
+            None => addr.port(),
+        };
+        let sockets = [Some(socket), kv_socket];
         let config = Arc::new(config);
         let metrics = Arc::new(Metrics::default());
         let faults = Arc::new(Faults::new(config.faults, config.seed));
         let (events, quirks) = (&config.kv_events, &config.kv_event_quirks);
         let feed = Arc::new(Feed::new(events, quirks.clone(), config.block_size));
         let publisher = Publisher::start(events, quirks, &feed)?;
-        let engine = engine::start(config.clone(), metrics.clone(), feed.clone())?;
+        let engine = engine::start(
+            config.clone(),
+            metrics.clone(),
+            feed.clone(),
+            offload(&config, &metrics),
+        )?;
         let app = web::Data::new(App {
             config: config.clone(),
             engine: engine.clone(),
@@ -98,20 +115,21 @@ impl Sim {
             faults: faults.clone(),
             metrics: metrics.clone(),
             started: unix_now(),
+            kv: Kv::new(&config, &engine, &metrics, kv_port),
             engine_id: fastrand::u32(..),
             next_request: AtomicU64::new(0),
         });
         let server = Arc::new(Mutex::new(None));
         let listening = match config.startup_delay.is_zero() {
             true => {
-                let running = listen(socket, app, &server)?;
+                let running = listen(sockets, app, &server)?;
                 actix_rt::spawn(async move { report(running.await) })
             }
             false => {
                 let (server, delay) = (server.clone(), config.scaled(config.startup_delay));
                 actix_rt::spawn(async move {
                     tokio::time::sleep(delay).await;
-                    match listen(socket, app, &server) {
+                    match listen(sockets, app, &server) {
                         Ok(running) => report(running.await),
                         Err(fault) => tracing::error!(%fault, "engine could not listen"),
                     }
@@ -120,6 +138,7 @@ impl Sim {
         };
         Ok(SimHandle {
             addr,
+            kv_port,
             config,
             faults,
             metrics,
@@ -138,6 +157,11 @@ impl SimHandle {
         self.addr
     }
 
+    /// The port where other engines reach it.
+    pub fn kv_port(&self) -> u16 {
+        self.kv_port
+    }
+
     /// `http://host:port`, without a slash at the end.
     pub fn url(&self) -> String {
         format!("http://{}", self.addr)
@@ -154,13 +178,18 @@ impl SimHandle {
         SimStats {
             requests_total: metrics.requests.load(Relaxed),
             running: metrics.running.load(Relaxed),
-            waiting: metrics.waiting.load(Relaxed),
+            waiting: metrics.all_waiting(),
             aborted_total: metrics.aborted.load(Relaxed),
             prompt_tokens: metrics.prompt_tokens.load(Relaxed),
             cached_tokens: metrics.cached_tokens.load(Relaxed),
             generation_tokens: metrics.generation_tokens.load(Relaxed),
             preemptions_total: metrics.preemptions.load(Relaxed),
             kv_blocks_used: metrics.blocks_used.load(Relaxed),
+            kv_blocks_pinned: metrics.blocks_pinned.load(Relaxed),
+            kv_loaded_tokens: metrics.loaded_tokens.load(Relaxed),
+            kv_expired_leases_total: metrics.expired_leases.load(Relaxed),
+            kv_load_failures_total: metrics.load_failures.load(Relaxed),
+            kv_save_failures_total: metrics.save_failures.load(Relaxed),
         }
     }
 
@@ -226,51 +255,5 @@ impl Drop for SimHandle {
             Some(handle) => drop(handle.stop(false)), // the command is sent at the call; nobody waits for the answer
             None => self.listening.abort(),
         }
-    }
-}
-
-/// Takes an address without listening: connections to it are refused.
-pub(crate) fn reserve(host: &str, port: u16) -> io::Result<Socket> {
-    let addr = (host, port)
-        .to_socket_addrs()?
-        .next()
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the host has no address"))?;
-    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
-    socket.set_reuse_address(true)?;
-    socket
-        .bind(&addr.into())
-        .map_err(|fault| io::Error::new(fault.kind(), format!("listen on {addr}: {fault}")))?;
-    Ok(socket)
-}
-
-fn listen(
-    socket: Socket,
-    app: web::Data<App>,
-    handle: &Mutex<Option<ServerHandle>>,
-) -> io::Result<actix_web::dev::Server> {
-    socket.listen(BACKLOG)?;
-    let listener: TcpListener = socket.into();
-    let server = HttpServer::new(move || {
-        actix_web::App::new()
-            .app_data(app.clone())
-            .configure(routes)
-    })
-    .on_connect(remember)
-    .workers(1)
-    .worker_max_blocking_threads(BLOCKING_THREADS)
-    .keep_alive(KEEP_ALIVE)
-    .client_request_timeout(Duration::ZERO)
-    .h1_allow_half_closed(false)
-    .tcp_nodelay(true)
-    .disable_signals()
-    .listen(listener)?
-    .run();
-    *handle.lock().expect("nobody panics with this lock") = Some(server.handle());
-    Ok(server)
-}
-
-fn report(ended: io::Result<()>) {
-    if let Err(fault) = ended {
-        tracing::error!(%fault, "engine's server ended");
     }
 }

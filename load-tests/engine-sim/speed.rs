@@ -12,6 +12,12 @@ const RESERVE_BYTES_PER_GPU: f64 = 4.238e9;
 /// Models from this many billion parameters on get the figures of the 70B.
 const LARGE_MODEL_BILLIONS: f64 = 30.0;
 
+/// Keys and values of one token of a Llama-3.1-70B in fp16: 80 layers × 8 KV heads (grouped queries) × 128 dimensions × (K and V) ×
+/// 2 bytes = 320 KiB. Source: the model's config.json.
+pub const KV_BYTES_PER_TOKEN_70B: u64 = 80 * 8 * 128 * 2 * 2;
+/// The same for a Llama-3.1-8B: 32 layers instead of 80, 128 KiB.
+pub const KV_BYTES_PER_TOKEN_8B: u64 = 32 * 8 * 128 * 2 * 2;
+
 /// The times of one engine. All in milliseconds before the time scale.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Speed {
@@ -34,7 +40,7 @@ pub struct Figures {
     /// fp16 weights.
     weight_bytes: f64,
     /// fp16 keys and values of one token over all layers.
-    kv_bytes_per_token: f64,
+    kv_bytes_per_token: u64,
     /// The fewest 80 GB GPUs that hold it with a useful cache; fewer on the command line count as this many.
     gpus_min: u32,
     /// Longest prompt plus answer that the model was trained for.
@@ -50,7 +56,7 @@ const LARGE: Figures = Figures {
         overhead_ms: 90.0,
     },
     weight_bytes: 141.1e9,
-    kv_bytes_per_token: 320.0 * 1024.0,
+    kv_bytes_per_token: KV_BYTES_PER_TOKEN_70B,
     gpus_min: 4,
     context: 131_072,
 };
@@ -64,7 +70,7 @@ const SMALL: Figures = Figures {
         overhead_ms: 40.0,
     },
     weight_bytes: 16.1e9,
-    kv_bytes_per_token: 128.0 * 1024.0,
+    kv_bytes_per_token: KV_BYTES_PER_TOKEN_8B,
     gpus_min: 1,
     context: 131_072,
 };
@@ -89,8 +95,13 @@ impl Figures {
         let gpus = f64::from(gpus.max(self.gpus_min));
         let left =
             gpus * (GPU_BYTES * memory_utilization - RESERVE_BYTES_PER_GPU) - self.weight_bytes;
-        let block_bytes = self.kv_bytes_per_token * kv_dtype_bytes / 2.0 * block_size as f64;
+        let block_bytes = self.kv_bytes_per_token as f64 * kv_dtype_bytes / 2.0 * block_size as f64;
         (left / block_bytes).max(0.0) as usize
+    }
+
+    /// Keys and values of one token over all layers. `kv_dtype_bytes` is 2 for fp16 and 1 for fp8.
+    pub fn kv_bytes_per_token(&self, kv_dtype_bytes: f64) -> u64 {
+        (self.kv_bytes_per_token as f64 * kv_dtype_bytes / 2.0) as u64
     }
 }
 

@@ -2,10 +2,12 @@
 
 use super::chat_writer::ChatWriter;
 use super::error::ApiError;
-use super::generation::{Generation, Planned, finished, stream_response};
+use super::generation::{Asked, Generation, Planned};
 use super::messages::{Message, plain_messages};
 use super::sampling::Sampling;
+use super::streaming::{finished, stream_response};
 use super::{App, parse, prepare, unix_now};
+use crate::kv_transfer::leg::KvWish;
 use crate::text::sentences;
 use crate::tokenizer::ChatPrompt;
 use crate::tool_call::tool_call;
@@ -40,6 +42,7 @@ struct Prepared {
     include_usage: bool,
     logprobs: bool,
     salt: String,
+    kv: KvWish,
 }
 
 /// The handler.
@@ -50,7 +53,12 @@ pub async fn serve(
 ) -> Result<HttpResponse, ApiError> {
     app.admit().await?;
     let prepared = prepare(&app, payload, plan).await?;
-    let mut generation = Generation::start(&app, &request, vec![prepared.planned], prepared.salt);
+    let asked = Asked {
+        prompts: vec![prepared.planned],
+        salt: prepared.salt,
+        kv: Some(prepared.kv),
+    };
+    let mut generation = Generation::start(&app, &request, asked);
     let writer = ChatWriter {
         id: app.answer_id("chatcmpl", &request),
         created: unix_now(),
@@ -118,6 +126,7 @@ fn plan(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
         include_usage: sampling.includes_usage(),
         logprobs: request.logprobs.unwrap_or(false),
         salt: sampling.cache_salt.unwrap_or_default(),
+        kv: sampling.kv,
     })
 }
 

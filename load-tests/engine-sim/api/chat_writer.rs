@@ -1,6 +1,7 @@
 //! How a chat's answer looks on the wire: one JSON object, or a stream of deltas.
 
-use super::generation::{Generation, Writer};
+use super::generation::Generation;
+use super::streaming::Writer;
 use crate::text::{Answer, Finish};
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -87,7 +88,7 @@ impl ChatWriter {
             .collect();
         json!({
             "id": self.id, "object": "chat.completion", "created": self.created, "model": self.model,
-            "choices": choices, "usage": generation.usage(), "prompt_logprobs": null, "kv_transfer_params": null,
+            "choices": choices, "usage": generation.usage(), "prompt_logprobs": null, "kv_transfer_params": generation.kv_transfer_params(),
         })
     }
 }

@@ -2,8 +2,9 @@
 
 use super::chat_writer::logprob;
 use super::error::ApiError;
-use super::generation::{Generation, Planned, Writer, finished, stream_response};
+use super::generation::{Asked, Generation, Planned};
 use super::sampling::Sampling;
+use super::streaming::{Writer, finished, stream_response};
 use super::{App, parse, prepare, unix_now};
 use crate::text::{Answer, Finish, sentences};
 use actix_web::{HttpRequest, HttpResponse, web};
@@ -106,12 +107,12 @@ pub async fn serve(
         prepared.sampling.streams(),
         prepared.sampling.includes_usage(),
     );
-    let mut generation = Generation::start(
-        &app,
-        &request,
-        prepared.prompts,
-        prepared.sampling.cache_salt.unwrap_or_default(),
-    );
+    let asked = Asked {
+        prompts: prepared.prompts,
+        salt: prepared.sampling.cache_salt.unwrap_or_default(),
+        kv: Some(prepared.sampling.kv),
+    };
+    let mut generation = Generation::start(&app, &request, asked);
     let writer = TextWriter {
         id: app.answer_id("cmpl", &request),
         created: unix_now(),
@@ -209,7 +210,7 @@ impl TextWriter {
             })
             .collect();
         let mut object = self.object(choices.into(), Some(generation.usage()));
-        object["kv_transfer_params"] = Value::Null;
+        object["kv_transfer_params"] = json!(generation.kv_transfer_params());
         object
     }
 }

@@ -3,7 +3,8 @@
 
 use super::completions::Prompts;
 use super::error::ApiError;
-use super::generation::{Generation, Planned, finished, usage};
+use super::generation::{Asked, Generation, Planned, usage};
+use super::streaming::finished;
 use super::{App, parse, prepare, unix_now};
 use crate::text::{Answer, Finish};
 use actix_web::{HttpRequest, HttpResponse, web};
@@ -47,7 +48,12 @@ pub async fn serve(
         .iter()
         .map(|planned| planned.prompt.len())
         .sum();
-    let mut generation = Generation::start(&app, &request, prepared.prompts, String::new());
+    let asked = Asked {
+        prompts: prepared.prompts,
+        salt: String::new(),
+        kv: None,
+    };
+    let mut generation = Generation::start(&app, &request, asked);
     if let Err(instead) = finished(&mut generation).await {
         return Ok(instead);
     }

@@ -82,6 +82,14 @@ impl ApiError {
         }
     }
 
+    /// Keys and values that should have come from elsewhere did not.
+    pub fn kv_transfer(why: String) -> Self {
+        Self {
+            param: Some("kv_transfer_params".to_owned()),
+            ..Self::internal(why)
+        }
+    }
+
     /// A failure that was asked for.
     pub fn injected(status: u16) -> Self {
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);

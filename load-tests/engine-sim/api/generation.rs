@@ -4,15 +4,16 @@
 use super::App;
 use super::connection::Connection;
 use super::error::ApiError;
-use crate::engine_client::{Tokens, Work};
+use crate::engine_client::{EngineClient, Tokens, Work};
 use crate::failure::Break;
+use crate::kv_transfer::Transfer;
+use crate::kv_transfer::leg::{KvWish, Leg};
 use crate::text::{Answer, Finish};
-use actix_web::{HttpRequest, HttpResponse};
-use bytes::Bytes;
-use futures_util::stream;
-use std::collections::VecDeque;
-use std::io;
+use actix_web::HttpRequest;
+use serde_json::Value;
 use std::sync::Arc;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use wire::openai::{PromptTokensDetails, Usage};
 
 /// A prompt with its answers, one per choice.
@@ -21,6 +22,16 @@ pub struct Planned {
     pub prompt: Arc<[u32]>,
     /// At least one.
     pub answers: Vec<Answer>,
+}
+
+/// What a request asks of the engine.
+pub struct Asked {
+    /// At least one.
+    pub prompts: Vec<Planned>,
+    /// Keeps equal prompts apart in the cache.
+    pub salt: String,
+    /// What it says about keys and values of other engines; none where they are not shared.
+    pub kv: Option<KvWish>,
 }
 
 /// What comes next.
@@ -38,11 +49,41 @@ pub enum Event {
     End,
     /// A fault, or the engine's end, cut the answer.
     Broken(Break),
+    /// There will be no answer.
+    Failed(ApiError),
+}
+
+/// A request that may still wait for keys and values of its prompt.
+enum Phase {
+    Loading(Submission),
+    Running(Tokens),
+}
+
+struct Submission {
+    engine: EngineClient,
+    works: Vec<Work>,
+    salt: String,
+    arrived: Instant,
+}
+
+impl Submission {
+    fn submit(&mut self) -> Tokens {
+        let (works, salt) = (
+            std::mem::take(&mut self.works),
+            std::mem::take(&mut self.salt),
+        );
+        self.engine.submit(works, salt, self.arrived)
+    }
 }
 
 /// A running request. Dropping it aborts the request.
 pub struct Generation {
-    tokens: Tokens,
+    phase: Phase,
+    transfer: Option<Arc<Transfer>>,
+    /// Hands keys and values over, from the first token on.
+    saving: Option<JoinHandle<Option<Value>>>,
+    /// What the client is to pass on to another engine.
+    kv_transfer_params: Option<Value>,
     answers: Vec<Answer>,
     /// Tokens so far, by choice.
     progress: Vec<usize>,
@@ -58,8 +99,20 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// Hands the prompts to the engine.
-    pub fn start(app: &App, request: &HttpRequest, prompts: Vec<Planned>, salt: String) -> Self {
+    /// Hands the prompts to the engine, at once or, where keys and values are to come from elsewhere, when they are there. Only a
+    /// lone prompt is shared with other engines.
+    pub fn start(app: &App, request: &HttpRequest, asked: Asked) -> Self {
+        let Asked { prompts, salt, kv } = asked;
+        let transfer = match (&app.kv, kv, prompts.as_slice()) {
+            (Some(kv), Some(wish), [planned]) => kv.transfer(Leg {
+                prompt: planned.prompt.clone(),
+                salt: salt.clone(),
+                request_id: super::request_id(request).unwrap_or_default().to_owned(),
+                wish,
+            }),
+            _ => None,
+        };
+        let mut pin = transfer.as_ref().is_some_and(|transfer| transfer.pins());
         let choices_per_prompt = prompts.first().map_or(1, |planned| planned.answers.len());
         let prompt_tokens = prompts.iter().map(|planned| planned.prompt.len()).sum();
         let mut works = Vec::new();
@@ -71,15 +124,29 @@ impl Generation {
                     prompt: planned.prompt.clone(),
                     answer: answer.tokens.clone(),
                     ends_by_length,
+                    loaded: 0..0,
+                    pin: std::mem::take(&mut pin), // the choices share the blocks
                 });
                 answers.push(answer);
             }
         }
+        let mut submission = Submission {
+            engine: app.engine.clone(),
+            works,
+            salt,
+            arrived: Instant::now(),
+        };
         Self {
+            phase: match transfer {
+                Some(_) => Phase::Loading(submission),
+                None => Phase::Running(submission.submit()),
+            },
+            transfer,
+            saving: None,
+            kv_transfer_params: None,
             open: answers.len(),
             progress: vec![0; answers.len()],
             cached: vec![0; answers.len()],
-            tokens: app.engine.submit(works, salt),
             answers,
             choices_per_prompt,
             prompt_tokens,
@@ -93,11 +160,24 @@ impl Generation {
     /// The next token, or how it ended.
     pub async fn next(&mut self) -> Event {
         if self.open == 0 {
+            if let Some(saving) = self.saving.take() {
+                self.kv_transfer_params = saving.await.unwrap_or(None);
+            }
             return Event::End;
         }
-        let Some(token) = self.tokens.next().await else {
+        if let Err(why) = self.load().await {
+            return Event::Failed(ApiError::kv_transfer(why));
+        }
+        let Phase::Running(tokens) = &mut self.phase else {
             return Event::Broken(Break::Error);
         };
+        let Some(mut token) = tokens.next().await else {
+            return Event::Broken(Break::Error);
+        };
+        let pin = token.pin.take();
+        if let Some(transfer) = self.transfer.take() {
+            self.saving = Some(actix_web::rt::spawn(transfer.save(pin)));
+        }
         if let Some((_, how)) = self.break_off.filter(|(at, _)| self.emitted >= *at) {
             return Event::Broken(how);
         }
@@ -114,8 +194,28 @@ impl Generation {
         }
     }
 
+    /// Waits for keys and values of the prompt, once, then hands it to the engine.
+    async fn load(&mut self) -> Result<(), String> {
+        let Phase::Loading(submission) = &mut self.phase else {
+            return Ok(());
+        };
+        if let Some(transfer) = &self.transfer {
+            let loaded = transfer.load().await?;
+            for work in &mut submission.works {
+                work.loaded = loaded.clone();
+            }
+        }
+        self.phase = Phase::Running(submission.submit());
+        Ok(())
+    }
+
+    /// What the client is to pass on to another engine; known at the end.
+    pub fn kv_transfer_params(&self) -> Option<&Value> {
+        self.kv_transfer_params.as_ref()
+    }
+
     /// Makes the end of the connection a reset, after what was written so far has left.
-    async fn reset_connection(&self) {
+    pub async fn reset_connection(&self) {
         tokio::task::yield_now().await; // the server flushes while the body is not ready
         if let Some(connection) = &self.connection {
             connection.reset_at_close();
@@ -155,121 +255,4 @@ pub fn usage(prompt: usize, completion: Option<usize>, cached: Option<usize>) ->
             cached_tokens: Some(count as u64),
         }),
     }
-}
-
-/// How a route writes the events of a stream.
-pub trait Writer: 'static {
-    /// Chunks for one token; none for a token without text.
-    fn token(
-        &mut self,
-        generation: &Generation,
-        choice: usize,
-        at: usize,
-        finish: Option<Finish>,
-        out: &mut VecDeque<Bytes>,
-    );
-    /// The chunk that tells the usage.
-    fn usage(&self, usage: Usage) -> Bytes;
-    /// Whether the client asked for it.
-    fn includes_usage(&self) -> bool;
-}
-
-struct Streaming<W> {
-    generation: Generation,
-    writer: W,
-    ready: VecDeque<Bytes>,
-    ended: bool,
-    cut: bool,
-}
-
-/// The answer as server-sent events. The head goes out at once, the body as tokens come.
-pub fn stream_response<W: Writer>(generation: Generation, writer: W) -> HttpResponse {
-    let streaming = Streaming {
-        generation,
-        writer,
-        ready: VecDeque::new(),
-        ended: false,
-        cut: false,
-    };
-    let body = stream::unfold(streaming, |mut streaming| async move {
-        let bytes = streaming.next().await?;
-        Some((bytes, streaming))
-    });
-    HttpResponse::Ok()
-        .content_type("text/event-stream; charset=utf-8")
-        .streaming(body)
-}
-
-impl<W: Writer> Streaming<W> {
-    async fn next(&mut self) -> Option<Result<Bytes, io::Error>> {
-        loop {
-            if let Some(bytes) = self.ready.pop_front() {
-                return Some(Ok(bytes));
-            }
-            if std::mem::take(&mut self.cut) {
-                self.generation.reset_connection().await;
-                return Some(Err(io::Error::new(
-                    io::ErrorKind::ConnectionReset,
-                    "injected cut",
-                )));
-            }
-            if self.ended {
-                return None;
-            }
-            match self.generation.next().await {
-                Event::Token { choice, at, finish } => {
-                    self.writer
-                        .token(&self.generation, choice, at, finish, &mut self.ready)
-                }
-                Event::End => {
-                    if self.writer.includes_usage() {
-                        self.ready
-                            .push_back(self.writer.usage(self.generation.usage()));
-                    }
-                    self.end_with_done();
-                }
-                Event::Broken(Break::Error) => {
-                    self.ready.push_back(broken().to_event());
-                    self.end_with_done();
-                }
-                Event::Broken(Break::Drop) => (self.ended, self.cut) = (true, true),
-            }
-        }
-    }
-
-    fn end_with_done(&mut self) {
-        self.ready.push_back(Bytes::from_static(wire::sse::DONE));
-        self.ended = true;
-    }
-}
-
-/// Waits for all choices. The error is the answer to give instead.
-pub async fn finished(generation: &mut Generation) -> Result<(), HttpResponse> {
-    loop {
-        match generation.next().await {
-            Event::Token { .. } => {}
-            Event::End => return Ok(()),
-            Event::Broken(Break::Error) => {
-                return Err(actix_web::ResponseError::error_response(&broken()));
-            }
-            Event::Broken(Break::Drop) => {
-                generation.reset_connection().await;
-                return Err(cut_response());
-            }
-        }
-    }
-}
-
-fn broken() -> ApiError {
-    ApiError::internal(
-        "EngineCore encountered an issue. See stack trace (above) for the root cause.",
-    )
-}
-
-/// An answer that breaks off after its head.
-fn cut_response() -> HttpResponse {
-    let cut = io::Error::new(io::ErrorKind::ConnectionReset, "injected cut");
-    HttpResponse::Ok()
-        .content_type("application/json")
-        .streaming(stream::iter([Err::<Bytes, _>(cut)]))
 }

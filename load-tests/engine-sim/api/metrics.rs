@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Requests in the server, as vLLM's load tracking counts them.
 pub async fn load(app: web::Data<App>) -> HttpResponse {
-    let load = app.metrics.running.load(Relaxed) + app.metrics.waiting.load(Relaxed);
+    let load = app.metrics.running.load(Relaxed) + app.metrics.all_waiting();
     HttpResponse::Ok().json(json!({"server_load": load}))
 }
 
@@ -39,7 +39,7 @@ fn render(app: &App) -> String {
         "num_requests_waiting",
         "gauge",
         "Sequences waiting for a place in the batch.",
-        &metrics.waiting,
+        &AtomicU64::new(metrics.all_waiting()),
     );
     let usage = metrics.blocks_used.load(Relaxed) as f64 / app.config.num_blocks as f64;
     text.head(
@@ -59,6 +59,36 @@ fn render(app: &App) -> String {
         "counter",
         "Prompt tokens found in the prefix cache.",
         &metrics.prefix_hits,
+    );
+    text.value(
+        "external_prefix_cache_hits_total",
+        "counter",
+        "Prompt tokens that came from storage or other engines.",
+        &metrics.loaded_tokens,
+    );
+    text.value(
+        "sim_kv_pinned_blocks",
+        "gauge",
+        "KV blocks that are kept for other engines.",
+        &metrics.blocks_pinned,
+    );
+    text.value(
+        "nixl_num_kv_expired_reqs_total",
+        "counter",
+        "Requests whose KV blocks nobody fetched in time.",
+        &metrics.expired_leases,
+    );
+    text.value(
+        "sim_kv_load_failures_total",
+        "counter",
+        "Failed attempts to get KV blocks from storage or another engine.",
+        &metrics.load_failures,
+    );
+    text.value(
+        "sim_kv_save_failures_total",
+        "counter",
+        "Failed attempts to leave KV blocks for others.",
+        &metrics.save_failures,
     );
     text.value(
         "num_preemptions_total",

@@ -12,12 +12,14 @@ pub mod messages;
 pub mod metrics;
 pub mod models;
 pub mod sampling;
+pub mod streaming;
 pub mod tokenize;
 
 use crate::config::SimConfig;
 use crate::engine_client::EngineClient;
 use crate::failure::{Fate, Faults};
 use crate::kv_events::feed::Feed;
+use crate::kv_transfer::{Kv, peer};
 use crate::metrics::{Metrics, add};
 use crate::tokenizer::Tokenizer;
 use actix_web::body::MessageBody;
@@ -42,6 +44,8 @@ pub struct App {
     pub config: Arc<SimConfig>,
     /// The engine.
     pub engine: EngineClient,
+    /// How it hands keys and values over; none when it shares nothing.
+    pub kv: Option<Arc<Kv>>,
     /// What its cache holds, as it changes.
     pub feed: Arc<Feed>,
     /// Text to tokens.
@@ -82,11 +86,7 @@ impl App {
 
     /// `chatcmpl-` and the client's request id, or a number.
     fn answer_id(&self, kind: &str, request: &HttpRequest) -> String {
-        match request
-            .headers()
-            .get("x-request-id")
-            .and_then(|id| id.to_str().ok())
-        {
+        match request_id(request) {
             Some(id) => format!("{kind}-{id}"),
             None => format!(
                 "{kind}-{:08x}{:024x}",
@@ -95,6 +95,12 @@ impl App {
             ),
         }
     }
+}
+
+/// What the client calls its request.
+fn request_id(request: &HttpRequest) -> Option<&str> {
+    let id = request.headers().get("x-request-id")?;
+    id.to_str().ok()
 }
 
 /// Unix seconds.
@@ -154,6 +160,9 @@ pub fn routes(services: &mut web::ServiceConfig) {
         .service(only("/version", web::get().to(models::version)))
         .service(only("/load", web::get().to(metrics::load)))
         .service(only("/metrics", web::get().to(metrics::serve)))
+        .service(only("/query", web::get().to(peer::query)))
+        .service(only(peer::TAKE, web::post().to(peer::take)))
+        .service(only(peer::GIVE, web::post().to(peer::give)))
         .service(only(
             "/reset_prefix_cache",
             web::post().to(reset_prefix_cache),

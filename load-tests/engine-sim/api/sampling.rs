@@ -2,6 +2,7 @@
 
 use super::error::ApiError;
 use crate::config::SimConfig;
+use crate::kv_transfer::leg::KvWish;
 use crate::text::Bounds;
 use serde::Deserialize;
 
@@ -47,6 +48,9 @@ pub struct Sampling {
     /// Keeps equal prompts apart in the prefix cache.
     #[serde(default)]
     pub cache_salt: Option<String>,
+    /// What is said about keys and values of other engines.
+    #[serde(flatten)]
+    pub kv: KvWish,
 }
 
 /// `stream_options`.

@@ -1,7 +1,7 @@
 //! ZeroMQ addresses as vLLM takes them: which ones are bound and which connected, and taking the bound ones. Taken with plain
 //! sockets, so that a port that is not free stops the engine's start and the real port is known at once.
 
-use crate::sim::reserve;
+use crate::listening::reserve;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};

@@ -31,7 +31,7 @@ pub struct KvEventArgs {
     /// Send each stored and each removed KV event twice, as of two physical copies
     #[arg(long)]
     sim_kv_events_duplicate: bool,
-    /// Announce evicted blocks as moved to shared storage
+    /// Announce evicted blocks as moved to shared storage, and move them there if there is a --sim-kv-store
     #[arg(long)]
     sim_kv_offload: bool,
 }

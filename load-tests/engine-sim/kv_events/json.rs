@@ -66,6 +66,15 @@ impl<'a> From<&'a CacheEvent> for Event<'a> {
                 block_hashes: hashes,
                 medium: "STORAGE",
             },
+            CacheEvent::Copied { hashes, block_size } => Self::Created {
+                block_hashes: hashes,
+                parent_block_hash: None,
+                token_ids: &[],
+                block_size: *block_size,
+                medium: "STORAGE",
+                lora_name: None,
+                cache_salt: None,
+            },
             CacheEvent::Cleared => Self::Cleared,
         }
     }

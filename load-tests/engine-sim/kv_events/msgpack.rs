@@ -97,15 +97,14 @@ impl Encoder {
                 medium: "GPU",
                 salt: cache_salt.as_deref(),
             })],
+            CacheEvent::Copied { hashes, block_size } => match self.encoding {
+                EventEncoding::Oldest => Vec::new(),
+                EventEncoding::Array | EventEncoding::Map => {
+                    vec![in_storage(hashes, *block_size)]
+                }
+            },
             CacheEvent::Offloaded { hashes, block_size } => {
-                let stored = Wire::Stored(Stored {
-                    hashes,
-                    parent: None,
-                    tokens: &[],
-                    block_size: *block_size,
-                    medium: "STORAGE",
-                    salt: None,
-                });
+                let stored = in_storage(hashes, *block_size);
                 let removed = Wire::Removed { hashes };
                 match self.encoding {
                     EventEncoding::Oldest => vec![removed],
@@ -273,4 +272,16 @@ fn map(out: &mut Vec<u8>, len: u32) -> Written {
 
 fn nil(out: &mut Vec<u8>) -> Written {
     put::write_nil(out).map_err(put::ValueWriteError::InvalidMarkerWrite)
+}
+
+/// Blocks that were announced before, now in storage.
+fn in_storage(hashes: &[BlockHash], block_size: usize) -> Wire<'_> {
+    Wire::Stored(Stored {
+        hashes,
+        parent: None,
+        tokens: &[],
+        block_size,
+        medium: "STORAGE",
+        salt: None,
+    })
 }

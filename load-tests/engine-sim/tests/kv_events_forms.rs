@@ -7,7 +7,7 @@ mod zmq;
 
 use engine_sim::{CacheEvent, EventEncoding, HashForm, KvEventQuirks, SimConfig, SimHandle};
 use serde_json::{Value, json};
-use support::{fast, long_text, post, start, with};
+use support::{fast, long_text, post, start, storing, with};
 use zmq::{Message, WireEvent, ask_times, assert_like_the_log, publishing, quirky, replay};
 
 #[actix_web::test]
@@ -161,6 +161,27 @@ async fn offloaded_blocks_are_stored_in_storage_and_then_gone_from_the_gpu() {
         events.all(|event| !matches!(event, WireEvent::Stored { tokens, .. } if tokens.is_empty())),
         "the oldest encoding cannot say where a block is"
     );
+}
+
+#[actix_web::test]
+async fn a_copy_in_storage_is_stored_there_in_all_encodings_but_the_oldest() {
+    for encoding in [
+        EventEncoding::Oldest,
+        EventEncoding::Array,
+        EventEncoding::Map,
+    ] {
+        let with_media = encoding != EventEncoding::Oldest;
+        let sim = start(storing(quirky(KvEventQuirks {
+            encoding,
+            ..KvEventQuirks::default()
+        })));
+        ask_times(&sim, 2).await;
+        let copied = |event: &CacheEvent| matches!(event, CacheEvent::Copied { .. });
+        let log = sim.events();
+        assert!(log.iter().any(|batch| batch.events.iter().any(copied)));
+        assert_like_the_log(&sim, &replay(&sim, 0).await, with_media);
+        sim.stop().await;
+    }
 }
 
 #[actix_web::test]

@@ -9,7 +9,7 @@ use engine_sim::{BlockHash, CacheEvent, EventBatch, KvEventQuirks, SimConfig, Si
 use listener::{Item, Listener};
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use support::{fast, get, long_text, post, send, start, with};
+use support::{fast, get, long_text, post, send, start, storing, with};
 
 /// A request whose prompt nobody has sent before; several blocks long.
 async fn ask(sim: &SimHandle) {
@@ -40,6 +40,10 @@ fn expected(batch: &EventBatch) -> Value {
             CacheEvent::Removed { hashes } => {
                 json!({"type": "cache_evicted", "block_hashes": numbers(hashes), "medium": "GPU"})
             }
+            CacheEvent::Copied { hashes, block_size } => json!({
+                "type": "cache_created", "block_hashes": numbers(hashes), "parent_block_hash": null, "token_ids": [],
+                "block_size": block_size, "medium": "STORAGE", "lora_name": null, "cache_salt": null,
+            }),
             CacheEvent::Offloaded { hashes, .. } => {
                 json!({"type": "cache_offloaded", "block_hashes": numbers(hashes), "medium": "STORAGE"})
             }
@@ -213,4 +217,15 @@ async fn requests_that_cannot_be_served_are_told_why() {
     let sim = start(fast());
     let posted = post(sim.addr(), "/v1/kv_events", json!({})).await;
     assert_eq!(posted.status, 405);
+}
+
+#[actix_web::test]
+async fn a_copy_in_storage_is_a_created_block_of_that_medium() {
+    let sim = start(storing(fast()));
+    ask_times(&sim, 2).await;
+    let log = expected_log(&sim);
+    let text = serde_json::to_string(&log).unwrap();
+    assert!(text.contains("\"medium\":\"STORAGE\""), "{text}");
+    let mut listener = listen(&sim, false, None).await;
+    assert_eq!(listener.take_batches(log.len()).await, log);
 }

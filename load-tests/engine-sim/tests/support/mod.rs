@@ -2,7 +2,7 @@
 #![allow(dead_code)] // each test binary uses a part
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-use engine_sim::{Sim, SimConfig, SimHandle, Speed};
+use engine_sim::{KvSharing, Sim, SimConfig, SimHandle, Speed, StoreAt};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -33,6 +33,19 @@ pub fn slow() -> SimConfig {
         time_scale: 1.0,
         speed,
         ..SimConfig::default()
+    }
+}
+
+/// The same engine as one that copies blocks to a store of this process.
+pub fn storing(config: SimConfig) -> SimConfig {
+    let transfer = json!({"kv_connector": "VastKVConnector", "kv_role": "kv_producer"});
+    SimConfig {
+        kv_transfer: Some(serde_json::from_value(transfer).unwrap()),
+        kv_sharing: KvSharing {
+            store: Some(StoreAt::InProcess),
+            ..KvSharing::default()
+        },
+        ..config
     }
 }
 

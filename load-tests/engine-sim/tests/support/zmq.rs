@@ -114,6 +114,16 @@ pub fn expected(events: &[CacheEvent], with_media: bool) -> Vec<WireEvent> {
             hashes: numbers(hashes),
             medium: medium("GPU"),
         }],
+        CacheEvent::Copied { .. } if !with_media => Vec::new(),
+        CacheEvent::Copied { hashes, block_size } => vec![WireEvent::Stored {
+            hashes: numbers(hashes),
+            parent: None,
+            tokens: Vec::new(),
+            block_size: *block_size as u64,
+            medium: medium("STORAGE"),
+            extra_keys: None,
+            tail: Vec::new(),
+        }],
         CacheEvent::Offloaded { hashes, block_size } => vec![
             WireEvent::Stored {
                 hashes: numbers(hashes),
