@@ -35,7 +35,7 @@ def test_every_other_host_in_the_settings_is_a_service():
     assert "redis-cluster" in SERVICES
     assert SETTINGS["response_cache"]["l2"]["endpoint"] == "${S3_ENDPOINT:-http://s3:9000}"
     words = command("s3")
-    assert words[words.index("--bucket") + 1] == SETTINGS["response_cache"]["l2"]["bucket"]
+    assert SETTINGS["response_cache"]["l2"]["bucket"] == "${S3_BUCKET:-%s}" % words[words.index("--bucket") + 1]
     assert SETTINGS["response_cache"]["l2"]["secret_key"] == "${S3_SECRET_KEY:-%s}" % words[words.index("--secret-key") + 1]
     for source in SETTINGS["kv_cache_index"]["event_sources"]:
         assert source["endpoint"] == f"http://{backends()[source['backend_name']]}/v1/kv_events"

@@ -88,6 +88,10 @@ fn of_code(code: &str) -> RedisError {
             ErrorKind::Refused,
             "the server wants a password: put it into the url",
         ),
+        "DENIED" => (
+            ErrorKind::Refused,
+            "the server is in protected mode: give it a password, or switch protected-mode off",
+        ),
         "WRONGPASS" => (
             ErrorKind::Refused,
             "the server does not take the user or the password of the url",
@@ -198,7 +202,7 @@ pub(super) fn has_no_slots(failure: &Failure) -> bool {
         Cause::Server(ServerErrorKind::ResponseError | ServerErrorKind::NoPerm) => true,
         // servers before 6, and proxies, have words of their own
         Cause::Extension => {
-            code(failure).is_some_and(|code| !["NOAUTH", "WRONGPASS"].contains(&&*code))
+            code(failure).is_some_and(|code| !["NOAUTH", "WRONGPASS", "DENIED"].contains(&&*code))
         }
         _ => false,
     }
@@ -221,6 +225,11 @@ mod tests {
                 "NOAUTH Authentication required, hush.",
                 ErrorKind::Refused,
                 "password",
+            ),
+            (
+                "DENIED Redis is running in protected mode, hush",
+                ErrorKind::Refused,
+                "protected-mode",
             ),
             (
                 "WRONGPASS invalid username-password pair hush",
