@@ -88,6 +88,7 @@ const LOCK_BUDGET: Duration = Duration::from_millis(50);
 pub struct ResponseCache {
     settings: Arc<ResponseCacheSettings>,
     tiers: Tiers,
+    purges: Arc<AtomicU64>,
     promotions: Arc<AtomicU64>,
     _watch: Watch<RootExited>,
 }
@@ -168,10 +169,12 @@ fn start(settings: ResponseCacheSettings, handle: &ResponseCacheHandle) {
     let settings = Arc::new(settings);
     let (seen, promotions) = (handle.address.clone(), handle.promotions.clone());
     let restarts = handle.restarts.clone();
+    let purges = Arc::<AtomicU64>::default();
     let start = move |warden: Addr<_>| {
         let cache = ResponseCache {
             settings: settings.clone(),
             tiers: tiers.clone(),
+            purges: purges.clone(),
             promotions: promotions.clone(),
             _watch: Watch::new(warden.recipient(), RootExited),
         };
@@ -262,6 +265,7 @@ impl ResponseCache {
             memory: self.tiers.memory.as_ref().map(Root::addr),
             l1: of(&self.tiers.l1),
             l2: of(&self.tiers.l2),
+            purges: self.purges.clone(),
             promotions: self.promotions.clone(),
         }
     }

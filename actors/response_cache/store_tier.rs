@@ -89,6 +89,8 @@ pub struct StoreTier {
     reads: Gate,
     writes: Gate,
     waiting: Arc<Waiting>,
+    /// Purges so far: what was on its way to the store when one began must not outlive it.
+    purges: Arc<AtomicU64>,
     warned_of_403: bool,
     _watch: Watch<RootExited>,
 }
@@ -132,6 +134,7 @@ impl StoreTier {
             writes: Gate::new(name, "writes", settings.place.clone(), now()),
             settings,
             waiting: Arc::default(),
+            purges: Arc::default(),
             warned_of_403: false,
             _watch: watch,
         }
@@ -377,10 +380,15 @@ impl Handler<Put> for StoreTier {
         };
         let (store, limit) = (self.settings.store.clone(), self.settings.put_timeout);
         let (me, stats) = (ctx.address(), self.settings.stats.clone());
+        let (purges, begun) = (self.purges.clone(), self.purges.load(Relaxed));
         Box::pin(async move {
             let _place = place;
             let written = timeout(limit, store.put(&key, value)).await;
             let (outcome, failure) = match written {
+                Ok(Ok(())) if purges.load(Relaxed) != begun => {
+                    let _ = timeout(limit, store.delete(&key)).await;
+                    (Outcome::Dropped, None)
+                }
                 Ok(Ok(())) => (Outcome::Stored, None),
                 Ok(Err(error)) => {
                     debug!(tier = stats.name, %error);
@@ -424,6 +432,7 @@ impl Handler<Purge> for StoreTier {
     type Result = ResponseFuture<(usize, Option<String>)>;
 
     fn handle(&mut self, Purge(scope): Purge, _: &mut Self::Context) -> Self::Result {
+        self.purges.fetch_add(1, Relaxed);
         let store = self.settings.store.clone();
         Box::pin(async move {
             let removed = Arc::new(AtomicU64::new(0));

@@ -23,6 +23,8 @@ pub(super) struct Shared {
     pub(super) memory: Option<Addr<MemoryTier>>,
     pub(super) l1: Option<(&'static str, Addr<StoreTier>)>,
     pub(super) l2: Option<(&'static str, Addr<StoreTier>)>,
+    /// Purges so far: what was read before one must not be kept after it.
+    pub(super) purges: Arc<AtomicU64>,
     pub(super) promotions: Arc<AtomicU64>,
 }
 
@@ -42,6 +44,7 @@ impl Shared {
     }
 
     async fn look(&self, key: &Key, find: &Find, found: &mut Found) {
+        let purges = self.purges.load(Relaxed);
         if let Some(tier) = &self.l1
             && let Some((entry, _)) = read(tier, key, found).await
         {
@@ -51,13 +54,13 @@ impl Shared {
         if let Some(tier) = &self.l2
             && let Some((entry, expires_at)) = read(tier, key, found).await
         {
-            self.promote(find, &entry, expires_at);
+            self.promote(find, &entry, expires_at, purges);
             found.entry = Some((entry, tier.0));
         }
     }
 
     /// Puts an entry of L2 into L1, without anybody waiting for it.
-    fn promote(&self, find: &Find, entry: &Arc<Entry>, expires_at: SystemTime) {
+    fn promote(&self, find: &Find, entry: &Arc<Entry>, expires_at: SystemTime, purges: u64) {
         let left = expires_at
             .duration_since(SystemTime::now())
             .unwrap_or_default();
@@ -70,7 +73,7 @@ impl Shared {
         self.promotions.fetch_add(1, Relaxed);
         let (shared, key, path, entry) = (self.clone(), find.key, find.path.clone(), entry.clone());
         actix_rt::spawn(async move {
-            shared.keep_in_l1(key, &path, &entry, ttl).await;
+            shared.keep_in_l1((key, &path), &entry, ttl, purges).await;
         });
     }
 
@@ -128,6 +131,7 @@ impl Shared {
 
     pub(super) async fn keep(&self, keep: Keep) {
         let Keep { key, path, entry } = keep;
+        let purges = self.purges.load(Relaxed);
         if let (Some(tier), Ok(at)) = (&self.l2, Key::new(&*path)) {
             let expires_at = SystemTime::now() + self.settings.l2_ttl;
             let value = Value {
@@ -146,7 +150,8 @@ impl Shared {
         }
         if self.l1.is_some() {
             // memory, where it is L1, has it already
-            self.keep_in_l1(key, &path, &entry, self.settings.ttl).await;
+            self.keep_in_l1((key, &path), &entry, self.settings.ttl, purges)
+                .await;
         }
     }
 
@@ -154,7 +159,16 @@ impl Shared {
         entry.encoded_length() as u64 <= self.settings.l1_value_max
     }
 
-    async fn keep_in_l1(&self, key: CacheKey, path: &Arc<str>, entry: &Arc<Entry>, ttl: Duration) {
+    async fn keep_in_l1(
+        &self,
+        (key, path): (CacheKey, &Arc<str>),
+        entry: &Arc<Entry>,
+        ttl: Duration,
+        purges: u64,
+    ) {
+        if self.purges.load(Relaxed) != purges {
+            return;
+        }
         let (l1, memory) = (&self.settings.l1, &self.settings.memory);
         if !self.fits_l1(entry) {
             let l1 = l1.as_ref().map(|l1| &l1.stats);
@@ -174,12 +188,16 @@ impl Shared {
                 return;
             }
         }
-        if let Some(used) = memory {
+        if let Some(used) = memory
+            .as_ref()
+            .filter(|_| self.purges.load(Relaxed) == purges)
+        {
             used.keep(key, path, entry, ttl);
         }
     }
 
     pub(super) async fn clear(&self, scope: Scope) -> Vec<Purged> {
+        self.purges.fetch_add(1, Relaxed);
         let mut all = Vec::new();
         // the slowest first: what it still serves would be promoted again
         for (name, tier) in [&self.l2, &self.l1].into_iter().flatten() {

@@ -35,6 +35,8 @@ enum Mood {
     Hangs,
     Fails(ErrorKind),
     PutsFail(ErrorKind),
+    /// Puts take half a second.
+    Slow,
 }
 
 impl Scripted {
@@ -58,6 +60,12 @@ impl Scripted {
             Mood::Fails(kind) => error(kind),
             Mood::PutsFail(kind) if act == Act::Put => error(kind),
             Mood::PutsFail(_) => Ok(()),
+            Mood::Slow => {
+                if act == Act::Put {
+                    tokio::time::sleep(Duration::from_millis(500)).await;
+                }
+                Ok(())
+            }
         }
     }
 }
@@ -414,6 +422,22 @@ async fn what_cannot_be_read_is_a_miss_and_is_removed() {
     settle().await;
     assert_eq!((bench.redis.inner.count(), bench.s3.inner.count()), (0, 0));
     assert_eq!(bench.cache.tiers[2].expired.load(Relaxed), 1);
+}
+
+#[actix::test]
+async fn what_was_on_its_way_to_a_tier_when_it_was_cleared_does_not_outlive_that() {
+    tokio::time::pause();
+    let bench = bench(|settings| settings.l1 = None);
+    bench.s3.be(Mood::Slow);
+    let (key, path) = key("a");
+    let cache = bench.cache.clone();
+    let kept = actix_rt::spawn(async move { cache.keep(key, &path, entry(10)).await });
+    settle().await; // the write is under way
+    bench.address().send(Clear(Scope::All)).await.unwrap();
+    kept.await.unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    settle().await;
+    assert_eq!(bench.s3.inner.count(), 0);
 }
 
 #[actix::test]

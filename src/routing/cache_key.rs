@@ -87,6 +87,16 @@ pub fn folder(model: &str) -> String {
     format!("{name}-{}", short_digest(model))
 }
 
+/// A digest of texts, each with its length, in hexadecimal digits.
+pub fn digest_of(parts: &[&[u8]]) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    CacheKey(hash.finalize().into()).to_string()
+}
+
 /// The folder of a tenant's answers: names of tenants may be secrets.
 pub fn short_digest(name: &str) -> String {
     let digest = Sha256::digest(name.as_bytes());

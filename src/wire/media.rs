@@ -11,7 +11,16 @@ use std::fmt;
 /// speaks of a URL refers to nothing.
 pub fn refers_elsewhere(body: &[u8]) -> bool {
     let has = |needle: &[u8]| memchr::memmem::find(body, needle).is_some();
-    if !has(b"url\"") && !has(b"file_id\"") && !has(b"_id\"") && !has(b"\\u") {
+    let named = [
+        &b"url\""[..],
+        b"_id\"",
+        b"image\"",
+        b"video\"",
+        b"audio\"",
+        b"item_reference\"",
+        b"\\u",
+    ];
+    if !named.into_iter().any(has) {
         return false; // no member is named so
     }
     #[derive(Deserialize)]
@@ -31,37 +40,50 @@ pub fn refers_elsewhere(body: &[u8]) -> bool {
     let parts = [body.messages, body.input, body.prompt, body.system];
     parts.into_iter().flatten().any(|part| {
         let found = serde_json::from_str::<Refers>(part.get());
-        found.is_ok_and(|refers| refers.0)
+        found.map_or(true, |refers| refers.0) // who knows
     })
 }
 
-/// Members whose value says where something is.
-fn is_place(key: &str) -> bool {
-    key == "url" || key.ends_with("_url") || key == "file_id" || key == "image_id"
+/// What a member's text says.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Means {
+    /// Nothing that stands elsewhere.
+    Itself,
+    /// Where something is, unless it is `data:`.
+    Place,
+    /// Media, or where they are.
+    Media,
+    /// What kind of thing this is.
+    Kind,
+}
+
+fn meaning(key: &str) -> Means {
+    match key {
+        "url" | "file_id" | "image_id" => Means::Place,
+        "image" | "video" | "audio" => Means::Media,
+        "type" => Means::Kind,
+        _ if key.ends_with("_url") => Means::Place,
+        _ => Means::Itself,
+    }
 }
 
 /// Whether something within refers elsewhere.
 struct Refers(bool);
 
-struct Walk {
-    /// The value of a member that says where something is.
-    is_place: bool,
-}
+struct Walk(Means);
 
 impl<'de> Deserialize<'de> for Refers {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer
-            .deserialize_any(Walk { is_place: false })
+            .deserialize_any(Walk(Means::Itself))
             .map(Refers)
     }
 }
 
-struct Place;
-
-impl<'de> serde::de::DeserializeSeed<'de> for Place {
+impl<'de> serde::de::DeserializeSeed<'de> for Walk {
     type Value = bool;
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<bool, D::Error> {
-        deserializer.deserialize_any(Walk { is_place: true })
+        deserializer.deserialize_any(self)
     }
 }
 
@@ -73,17 +95,18 @@ impl<'de> Visitor<'de> for Walk {
     }
 
     fn visit_str<E>(self, text: &str) -> Result<bool, E> {
-        Ok(self.is_place && !text.starts_with("data:"))
+        Ok(match self.0 {
+            Means::Itself => false,
+            Means::Place => !text.starts_with("data:"),
+            Means::Media => text.contains("://") || text.starts_with('/'),
+            Means::Kind => text == "item_reference",
+        })
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<bool, A::Error> {
         let mut found = false;
         while let Some(key) = map.next_key::<Cow<'de, str>>()? {
-            found |= if is_place(&key) {
-                map.next_value_seed(Place)?
-            } else {
-                map.next_value::<Refers>()?.0
-            };
+            found |= map.next_value_seed(Walk(meaning(&key)))?;
         }
         Ok(found)
     }
@@ -133,6 +156,9 @@ mod tests {
             r#"[{"type":"input_image","image_\u0075rl":"https://x"}]"#,
             r#"[{"type":"file","file":{"file_id":"f-1"}}]"#,
             r#"[{"type":"image","source":{"type":"url","url":"https://x"}}]"#,
+            r#"[{"text":"a","image":"https://x/y.png"}]"#,
+            r#"[{"type":"item_reference","id":"msg_1"}]"#,
+            r#"[{"image_url":"https://x","n":1e400}]"#,
         ] {
             assert!(refers(elsewhere), "{elsewhere}");
         }
@@ -140,6 +166,7 @@ mod tests {
             r#""see \"url\": https://example.org""#,
             r#"[{"type":"image_url","image_url":{"url":"data:image/png;base64,AA"}}]"#,
             r#"[{"type":"text","text":"image_url"}]"#,
+            r#"[{"text":"a","image":"iVBORw0KGgo="}]"#,
             r#"null"#,
         ] {
             assert!(!refers(here), "{here}");

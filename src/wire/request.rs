@@ -137,6 +137,17 @@ impl<'a> RequestView<'a> {
             .is_some_and(|raw| matches!(raw.get(), "true" | "1" | "\"true\""))
     }
 
+    /// Whether `stream` is said in a way that every engine reads alike.
+    pub fn says_stream_plainly(&self) -> bool {
+        let plain = |raw: &RawValue| {
+            matches!(
+                raw.get(),
+                "true" | "false" | "null" | "0" | "1" | "\"true\"" | "\"false\""
+            )
+        };
+        self.stream.is_none_or(plain)
+    }
+
     /// The raw `stream_options`, absent when missing or null.
     pub fn stream_options(&self) -> Option<&'a str> {
         self.stream_options.map(RawValue::get)
@@ -171,6 +182,11 @@ impl<'a> RequestView<'a> {
     /// The sampling temperature, when it is given as a number.
     pub fn temperature(&self) -> Option<f64> {
         self.temperature?.get().parse().ok()
+    }
+
+    /// Whether tools are given.
+    pub fn has_tools(&self) -> bool {
+        self.tools.is_some_and(|raw| raw.get() != "[]")
     }
 
     /// How many choices are asked for.

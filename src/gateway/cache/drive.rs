@@ -8,8 +8,9 @@ use crate::gateway::Worker;
 use crate::proxy::{self, AnswerBody, Answered, Call, Flown, Opened, Told};
 use crate::telemetry::report::Report;
 use actix::Addr;
-use actors::response_cache::{Find, Found, Release, ResponseCache};
+use actors::response_cache::{Clear, Find, Found, Release, ResponseCache, Scope};
 use bytes::Bytes;
+use hyper::header::SET_COOKIE;
 use hyper::{HeaderMap, StatusCode};
 use routing::cache_policy::Skip;
 use std::rc::Rc;
@@ -111,6 +112,7 @@ async fn fetch(
                 if more && pilot.fail_one(&failure) {
                     handovers += 1;
                     cache.handovers.fetch_add(1, Relaxed);
+                    proxy::pause(worker).await;
                     continue;
                 }
                 pilot.end(End::Failed(failure));
@@ -158,7 +160,10 @@ async fn find(
     }
     let locked = locked.then(|| Locked(address.clone(), pilot.key()));
     // an entry without token counts is none for who wants them
-    let usable = entry.filter(|(entry, _)| wish.is_served_by(entry));
+    let usable = entry.filter(|(entry, _)| {
+        wish.is_served_by(entry)
+            && (entry.tokens.is_some() || !pilot.counts_tokens() || entry.form == Form::Json)
+    });
     (usable, locked)
 }
 
@@ -167,7 +172,7 @@ async fn hand_out(pilot: &Pilot, call: &Call, opened: Opened, mut report: Report
     match opened {
         Opened::Whole {
             status,
-            headers,
+            mut headers,
             body,
             usage,
             gave_up,
@@ -176,6 +181,7 @@ async fn hand_out(pilot: &Pilot, call: &Call, opened: Opened, mut report: Report
                 report.usage(usage);
             }
             report.complete();
+            headers.remove(SET_COOKIE); // one client's
             let answered = Answered {
                 status,
                 headers: headers.clone(),
@@ -187,7 +193,8 @@ async fn hand_out(pilot: &Pilot, call: &Call, opened: Opened, mut report: Report
             pilot.end(End::Whole(Arc::new(answered)));
             Made::Answer(status.as_u16(), headers, Form::Json, Some(body))
         }
-        Opened::Stream(parts) => {
+        Opened::Stream(mut parts) => {
+            parts.headers.remove(SET_COOKIE);
             let (head, mut body) = parts.shared(call, report);
             let form = if head.is_events {
                 Form::Events
@@ -225,7 +232,7 @@ async fn pump(pilot: &Pilot, body: &mut AnswerBody) -> bool {
                         false
                     }
                     _ => {
-                        pilot.end(End::Streamed);
+                        pilot.end(End::Streamed(body.usage()));
                         true
                     }
                 };
@@ -286,4 +293,12 @@ async fn keep(
     let path = wish.path();
     let kept = cache.tiers.keep(pilot.key(), &path, Arc::new(entry));
     let _ = tokio::time::timeout(KEEP_LIMIT, kept).await;
+    if pilot.was_purged() {
+        // in the meantime: what was just kept must not outlive it
+        cache.skip(Skip::Purged);
+        let address = cache.tiers.address.load();
+        if let Some(address) = address.as_ref() {
+            address.do_send(Clear(Scope::Key(path)));
+        }
+    }
 }

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use wire::cache_entry::Entry;
+use wire::openai::Usage;
 
 /// Once an answer has grown too large to be kept, so much of it waits for the slowest reader.
 const LIVE_WINDOW: usize = 256 << 10;
@@ -77,8 +78,8 @@ pub enum End {
     Stored(Arc<Entry>, &'static str),
     /// Without an answer.
     Failed(Arc<Failure>),
-    /// After its last chunk.
-    Streamed,
+    /// After its last chunk; with what the engine counted.
+    Streamed(Option<Usage>),
     /// After an error event, which is its last chunk.
     Cut(By, ErrorKind),
     /// Within its body, which has no way to say so.
@@ -117,9 +118,8 @@ impl Flights {
             }
         }
         let flight = self.begin(key, limit);
+        let seat = Flight::sit(&flight).expect("nobody else knows of it yet");
         shard.insert(key, flight.clone());
-        drop(shard);
-        let seat = Flight::sit(&flight).expect("it has just begun");
         (seat, Some(Pilot(flight)))
     }
 
@@ -329,6 +329,11 @@ impl Pilot {
     /// Whether what was kept has been removed since it began.
     pub fn was_purged(&self) -> bool {
         self.0.flights.purges.load(Relaxed) != self.0.purges
+    }
+
+    /// Whether somebody who joins may look for token counts.
+    pub fn counts_tokens(&self) -> bool {
+        self.0.key.1
     }
 
     /// The key.

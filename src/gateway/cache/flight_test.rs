@@ -85,10 +85,10 @@ proptest! {
             }
         }
         prop_assert_eq!(pilot.chunks().map(|chunks| chunks.concat()), (!overflowed).then_some(sent.clone()));
-        pilot.end(End::Streamed);
+        pilot.end(End::Streamed(None));
         for (seat, got) in &mut seats {
             let end = (0..200).find_map(|_| take(seat, got));
-            prop_assert!(matches!(end, Some(End::Streamed)));
+            prop_assert!(matches!(end, Some(End::Streamed(_))));
             prop_assert_eq!(&*got, &sent);
         }
         drop((seats, pilot));
@@ -125,9 +125,9 @@ async fn a_failure_goes_to_the_oldest_waiter_only_while_another_waits() {
     assert!(!pilot.fail_one(&failure), "the other is the only one now");
     drop(first);
     pilot.push(Bytes::from_static(b"x"));
-    pilot.end(End::Streamed);
+    pilot.end(End::Streamed(None));
     let (chunks, end) = second.collect(10).await;
-    assert!(chunks.len() == 1 && matches!(end, End::Streamed));
+    assert!(chunks.len() == 1 && matches!(end, End::Streamed(_)));
 }
 
 #[tokio::test]

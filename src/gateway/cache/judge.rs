@@ -6,7 +6,7 @@ use bytes::Bytes;
 use hyper::HeaderMap;
 use routing::cache_policy::{Answer, Skip, of_answer};
 use std::time::{SystemTime, UNIX_EPOCH};
-use wire::answer::{Form, of_events, of_json};
+use wire::answer::{Form, fold, of_events, of_json};
 use wire::cache_entry::Entry;
 
 /// The entry to keep.
@@ -30,7 +30,12 @@ pub fn entry(
         Form::Json => of_json(&body, wish.dialect),
         Form::Events => of_events(&body, wish.dialect),
     };
-    if !said.readable {
+    // who asks for the other form must get it; where there is none, the key is of one form
+    let can_be_given = match wish.dialect.converts() {
+        true => form == Form::Json || fold(&body, wish.dialect).is_some(),
+        false => form == wish.form,
+    };
+    if !said.readable || !can_be_given {
         return Err(Skip::Unreadable);
     }
     let reasons: Vec<Option<&str>> = said.reasons.iter().map(Option::as_deref).collect();

@@ -39,6 +39,18 @@ struct Caller {
     edit: AnswerEdit,
 }
 
+impl Caller {
+    /// The form that it gets of an answer that is in this one: where one cannot be made of the other,
+    /// the one that the engine chose.
+    fn form_of(&self, is: Form) -> Form {
+        if self.dialect.converts() {
+            self.form
+        } else {
+            is
+        }
+    }
+}
+
 /// Serves a request whose answer may be cached.
 pub async fn serve(
     (mut call, wish): (Call, Wish),
@@ -105,7 +117,7 @@ pub async fn serve(
             report.cache = Some(CacheNote::Miss);
             failure.response(report)
         }
-        Heard::End(End::Streamed | End::Cut(..) | End::Broken(..)) => {
+        Heard::End(End::Streamed(_) | End::Cut(..) | End::Broken(..)) => {
             unreachable!("a stream begins with its head")
         }
     }
@@ -126,10 +138,13 @@ fn stored(
     report.usage(Usage {
         prompt_tokens,
         completion_tokens: Some(completion),
-        total_tokens: prompt_tokens + completion,
+        total_tokens: prompt_tokens.saturating_add(completion),
         prompt_tokens_details: None,
     });
-    let kind = content_type(&entry.content_type, (entry.form, caller.form));
+    let kind = content_type(
+        &entry.content_type,
+        (entry.form, caller.form_of(entry.form)),
+    );
     respond(
         (StatusCode::OK, &typed(&kind)),
         (entry.form, &entry.body),
@@ -157,7 +172,7 @@ fn whole(answered: &Answered, caller: &Caller, mut report: Report) -> HttpRespon
     }
     report.first_byte();
     let (status, body) = (answered.status, &answered.body);
-    if caller.form == Form::Json {
+    if caller.form_of(Form::Json) == Form::Json {
         return respond(
             (status, &answered.headers),
             (Form::Json, body),
@@ -176,14 +191,15 @@ fn respond(
     caller: &Caller,
     mut report: Report,
 ) -> HttpResponse {
-    let Some(body) = formed(body, (form, caller.form), caller.dialect) else {
+    let wanted = caller.form_of(form);
+    let Some(body) = formed(body, (form, wanted), caller.dialect) else {
         let what = "the answer cannot be given in the form that was asked for".to_owned();
         return refuse(Refusal::Backend(ErrorKind::BadBody, what), report);
     };
-    let body = edited(body, caller.form, &caller.edit);
+    let body = edited(body, wanted, &caller.edit);
     report.sent(body.len());
     report.complete();
-    let mut response = match caller.form {
+    let mut response = match wanted {
         Form::Json => answer::head(status, headers, &mut report),
         Form::Events => answer::events_head(status, headers, &mut report),
     };
@@ -225,7 +241,8 @@ async fn streamed(
     let (chunks, end) = seat.collect(FORMED_MAX).await;
     drop(seat);
     match end {
-        End::Streamed => {
+        End::Streamed(usage) => {
+            usage.into_iter().for_each(|usage| report.usage(usage));
             let kind = content_type("", (form, caller.form));
             let body = Bytes::from(chunks.concat());
             respond((head.status, &typed(&kind)), (form, &body), caller, report)
@@ -331,6 +348,14 @@ impl SeatBody {
                             // the flight was given up in mid-stream
                             this.settle(Some((By::Router, ErrorKind::Internal)));
                             return Poll::Ready(Some(Err(BrokenOff)));
+                        }
+                        End::Streamed(usage) => {
+                            let report = this.report.as_mut();
+                            report
+                                .zip(usage)
+                                .into_iter()
+                                .for_each(|(r, usage)| r.usage(usage));
+                            this.settle(None);
                         }
                         _ => this.settle(None),
                     }

@@ -3,7 +3,7 @@
 use super::Rules;
 use crate::http::routes::ApiRoute;
 use actix_web::http::header::HeaderMap;
-use routing::cache_key::{CacheKey, KeyParts, path, short_digest};
+use routing::cache_key::{CacheKey, KeyParts, digest_of, path, short_digest};
 use routing::cache_policy::{Control, Kind, Request, Use, Why, of_request};
 use std::sync::Arc;
 use wire::answer::{Dialect, Form};
@@ -66,15 +66,15 @@ pub fn dialect(route: ApiRoute) -> Option<Dialect> {
 
 /// The tenant of a request: without keys of our own, whoever has the same credentials.
 pub fn tenant(headers: &HeaderMap) -> String {
-    let header = |name: &str| headers.get(name).map(|value| value.as_bytes());
-    let mut said = String::new();
-    for name in ["authorization", "x-api-key"] {
-        if let Some(value) = header(name) {
-            said += name;
-            said += &String::from_utf8_lossy(value);
-        }
+    let said = ["authorization", "x-api-key"].into_iter().flat_map(|name| {
+        let values = headers.get_all(name).map(|value| value.as_bytes());
+        values.flat_map(move |value| [name.as_bytes(), value])
+    });
+    let said: Vec<&[u8]> = said.collect();
+    if said.is_empty() {
+        return NOBODY.into();
     }
-    if said.is_empty() { NOBODY.into() } else { said }
+    digest_of(&said) // the credentials themselves go no further
 }
 
 /// What a request wants of the cache, or why it passes it by.
@@ -90,11 +90,14 @@ pub fn wish(
 ) -> Result<Wish, Why> {
     let dialect = dialect(route).ok_or(Why::Path)?;
     let wants_stream = view.wants_stream();
-    let form = if wants_stream {
-        Form::Events
-    } else {
-        Form::Json
+    // embeddings come whole, whatever is asked for
+    let form = match wants_stream && dialect != Dialect::Embeddings {
+        true => Form::Events,
+        false => Form::Json,
     };
+    if !view.says_stream_plainly() {
+        return Err(Why::Body);
+    }
     let kind = match dialect {
         Dialect::Embeddings => Kind::Embedding,
         Dialect::Responses => Kind::Response,
@@ -112,7 +115,9 @@ pub fn wish(
         forced: said(FORCE_HEADER).any(|value| value.eq_ignore_ascii_case("force")),
         may_force: rules.allow_force,
         remote_media: false,
-        remembered: view.is_remembered(kind == Kind::Response),
+        // of `/v1/responses`, tools may be the server's own, which look elsewhere
+        remembered: view.is_remembered(kind == Kind::Response)
+            || kind == Kind::Response && view.has_tools(),
         shapes_stream: wants_stream && view.shapes_stream(),
     };
     if let Use::Bypass(why) = of_request(&request) {

@@ -188,12 +188,18 @@ impl AnswerBody {
             events,
             report: Some(report),
             ended: None,
+            usage: None,
         }
     }
 
     /// The next chunk, for whoever reads it in a client's place.
     pub async fn next(&mut self) -> Option<Result<Bytes, BrokenAnswer>> {
         std::future::poll_fn(|cx| self.poll_bytes(cx)).await
+    }
+
+    /// What the engine has counted, once it has ended.
+    pub fn usage(&self) -> Option<Usage> {
+        self.usage
     }
 
     /// How it ended: with all that had to be said, or by whose fault not.
@@ -226,6 +232,7 @@ pub struct AnswerBody {
     taking: Taking,
     cutting: LocalBoxFuture<'static, ()>,
     ended: Option<Result<(), (By, ErrorKind)>>,
+    usage: Option<Usage>,
 }
 
 impl AnswerBody {
@@ -287,6 +294,7 @@ impl AnswerBody {
             if let Some(kind) = error {
                 report.error(By::Backend, kind);
             }
+            self.usage = report.counted();
             report.complete();
         }
     }

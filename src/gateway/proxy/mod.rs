@@ -182,7 +182,7 @@ fn may_retry(worker: &Worker, setback: &Setback) -> bool {
 }
 
 /// A random wait: requests that failed together shall not come back together.
-async fn pause(worker: &Worker) {
+pub async fn pause(worker: &Worker) {
     let most = worker.gateway.settings.retry.backoff_max;
     tokio::time::sleep(most.mul_f64(fastrand::f64())).await;
 }

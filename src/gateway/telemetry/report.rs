@@ -207,6 +207,11 @@ impl Report {
         self.usage = Some(usage);
     }
 
+    /// What the engine said it counted.
+    pub fn counted(&self) -> Option<Usage> {
+        self.usage
+    }
+
     /// The whole answer was handed over; without this the request counts as cancelled.
     pub fn complete(&mut self) {
         self.complete = true;

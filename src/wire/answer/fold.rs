@@ -10,7 +10,16 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
 /// Texts that name things: engines that repeat them do not mean more of them.
-const NAMES: [&str; 5] = ["role", "id", "type", "name", "object"];
+const NAMES: [&str; 8] = [
+    "role",
+    "id",
+    "type",
+    "name",
+    "object",
+    "finish_reason",
+    "stop_reason",
+    "matched_stop",
+];
 
 /// The JSON object of a whole stream. None when it is no stream of chunks in this dialect.
 pub fn fold(events: &[u8], dialect: Dialect) -> Option<Vec<u8>> {

@@ -42,7 +42,7 @@ struct View<'a> {
     stop_reason: Option<Cow<'a, str>>,
     /// Of an event of `/v1/messages`.
     #[serde(borrow, default)]
-    delta: Option<Delta<'a>>,
+    delta: Option<&'a RawValue>,
     /// Of an event of `/v1/responses`.
     #[serde(borrow, default)]
     response: Option<&'a RawValue>,
@@ -62,23 +62,27 @@ struct Delta<'a> {
     stop_reason: Option<Cow<'a, str>>,
 }
 
-/// Token counts under either pair of names.
+/// Token counts under either pair of names; some engines give both.
 #[derive(Deserialize)]
 struct Counts {
-    #[serde(alias = "input_tokens", default)]
-    prompt_tokens: u64,
-    #[serde(alias = "output_tokens", default)]
+    #[serde(default)]
+    prompt_tokens: Option<u64>,
+    #[serde(default)]
+    input_tokens: Option<u64>,
+    #[serde(default)]
     completion_tokens: Option<u64>,
     #[serde(default)]
-    total_tokens: u64,
+    output_tokens: Option<u64>,
+    #[serde(default)]
+    total_tokens: Option<u64>,
 }
 
 impl Counts {
     fn usage(self) -> Usage {
         Usage {
-            prompt_tokens: self.prompt_tokens,
-            completion_tokens: self.completion_tokens,
-            total_tokens: self.total_tokens,
+            prompt_tokens: self.prompt_tokens.or(self.input_tokens).unwrap_or(0),
+            completion_tokens: self.completion_tokens.or(self.output_tokens),
+            total_tokens: self.total_tokens.unwrap_or(0),
             prompt_tokens_details: None,
         }
     }
@@ -193,7 +197,10 @@ fn take_event(view: View<'_>, dialect: Dialect, said: &mut Said) {
         Dialect::Messages => match view.kind.as_deref() {
             Some("message_start") => said.ended(0, None),
             Some("message_delta") => {
-                let reason = view.delta.and_then(|delta| delta.stop_reason);
+                let delta = view
+                    .delta
+                    .map(|delta| serde_json::from_str::<Delta<'_>>(delta.get()));
+                let reason = delta.and_then(|delta| delta.ok()?.stop_reason);
                 said.ended(0, reason.as_deref());
             }
             Some("message_stop") => said.whole = true,

@@ -85,6 +85,28 @@ fn choices_whose_chunks_are_mixed_come_apart_again() {
 }
 
 #[test]
+fn a_finish_reason_that_is_said_twice_is_one_reason() {
+    let end = json!([{"index": 0, "delta": {}, "finish_reason": "stop", "stop_reason": "END"}]);
+    let answer = folded(&[
+        chunk(json!([{"index": 0, "delta": {"content": "a"}, "finish_reason": null}])),
+        chunk(end.clone()),
+        chunk(end),
+    ]);
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    assert_eq!(answer["choices"][0]["stop_reason"], "END");
+}
+
+#[test]
+fn what_stands_beside_the_choices_is_not_repeated_in_every_chunk() {
+    let answer = json!({"id": "x", "object": "chat.completion", "created": 1, "model": "m", "prompt_logprobs": ["long"],
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "a"}, "finish_reason": "stop"}]});
+    let stream = unfold(answer.to_string().as_bytes(), Dialect::Chat).unwrap();
+    let text = std::str::from_utf8(&stream).unwrap();
+    assert_eq!(text.matches("prompt_logprobs").count(), 1);
+    assert_eq!(text.matches("\"id\":\"x\"").count(), 3);
+}
+
+#[test]
 fn what_is_no_stream_of_chunks_is_not_folded() {
     for text in [
         "",
@@ -236,8 +258,9 @@ fn other_dialects_say_their_end_in_their_own_words() {
             .completion_tokens,
         Some(2)
     );
-    let completed = b"event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"status\":\"completed\",\"error\":null}}\n\n";
-    assert!(of_events(completed, Dialect::Responses).whole);
+    let completed = b"event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"text\"}\n\nevent: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"status\":\"completed\",\"error\":null}}\n\n";
+    let said = of_events(completed, Dialect::Responses);
+    assert!(said.whole && said.readable, "its deltas are texts");
     assert!(!of_json(br#"{"status":"incomplete"}"#, Dialect::Responses).whole);
     assert!(of_json(br#"{"object":"list","data":[]}"#, Dialect::Embeddings).whole);
 }

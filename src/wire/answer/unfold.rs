@@ -25,9 +25,17 @@ pub fn unfold(json: &[u8], dialect: Dialect) -> Option<Vec<u8>> {
     if dialect == Dialect::Chat {
         answer.insert("object".into(), "chat.completion.chunk".into());
     }
+    // what every chunk says; anything else, which may be long, stands in the first
+    let mut common = Map::new();
+    for key in IN_EVERY_CHUNK {
+        if let Some(value) = answer.get(key) {
+            common.insert(key.into(), value.clone());
+        }
+    }
+    let mut first = Some(answer);
     let mut out = Vec::with_capacity(json.len() * 2);
     let mut send = |choices: Value, usage: Option<Value>| {
-        let mut chunk = answer.clone();
+        let mut chunk = first.take().unwrap_or_else(|| common.clone());
         chunk.insert("choices".into(), choices);
         if let Some(usage) = usage {
             chunk.insert("usage".into(), usage);
@@ -53,6 +61,16 @@ pub fn unfold(json: &[u8], dialect: Dialect) -> Option<Vec<u8>> {
     out.extend_from_slice(DONE);
     Some(out)
 }
+
+/// Short members that clients read of any chunk.
+const IN_EVERY_CHUNK: [&str; 6] = [
+    "id",
+    "object",
+    "created",
+    "model",
+    "system_fingerprint",
+    "service_tier",
+];
 
 /// What says that and why a choice ended.
 const ENDS: [&str; 2] = ["finish_reason", "stop_reason"];

@@ -699,3 +699,117 @@ fn an_answer_that_was_being_made_when_all_was_removed_is_not_kept() {
         1.0
     );
 }
+
+#[test]
+fn who_asks_for_a_stream_where_there_is_none_gets_what_the_engine_gives() {
+    let engine = Upstream::json(
+        r#"{"object":"list","data":[{"index":0,"embedding":[0.1]}],"model":"m","usage":{"prompt_tokens":2,"total_tokens":2}}"#,
+    );
+    let gateway = Gateway::start(&[("a", &engine)], ON);
+    let body = format!(r#"{{"model":"{MODEL}","input":"x","stream":true}}"#);
+    for state in ["MISS", "HIT"] {
+        let answer = Client::connect(&gateway).post("/v1/embeddings", "", &body);
+        assert_eq!((answer.status, cached(&answer).0), (200, state));
+        assert_eq!(answer.json()["usage"]["prompt_tokens"], 2);
+        gateway.assert_idle();
+    }
+    // a whole message for who asked for a stream of them
+    let whole = Upstream::json(
+        r#"{"type":"message","role":"assistant","content":[],"stop_reason":"end_turn"}"#,
+    );
+    let gateway = Gateway::start(&[("a", &whole)], ON);
+    let body = chat_stream(&(user("hi") + ", \"temperature\": 0"));
+    for _ in 0..2 {
+        let answer = Client::connect(&gateway).post("/v1/messages", "", &body);
+        assert_eq!(
+            (answer.status, cached(&answer).0),
+            (200, "MISS"),
+            "passed on, not kept"
+        );
+        assert_eq!(answer.json()["stop_reason"], "end_turn");
+        gateway.assert_idle();
+    }
+}
+
+#[test]
+fn a_stream_that_is_asked_for_in_an_odd_way_passes_the_cache_by() {
+    let engine = engine();
+    let gateway = Gateway::start(&[("a", &engine)], ON);
+    for odd in ["\"yes\"", "1.0", "\"True\"", "{}"] {
+        let body = chat(&format!(
+            "{}, \"temperature\": 0, \"stream\": {odd}",
+            user("hi")
+        ));
+        assert_eq!(cached(&gateway.chat(&body)).0, "BYPASS", "{odd}");
+    }
+    for plain in ["false", "null", "0"] {
+        let body = chat(&format!(
+            "{}, \"temperature\": 0, \"stream\": {plain}",
+            user("hi")
+        ));
+        assert_ne!(cached(&gateway.chat(&body)).0, "BYPASS", "{plain}");
+        gateway.assert_idle();
+    }
+    assert_eq!(engine.count(), 5, "the plain ones share an answer");
+}
+
+#[test]
+fn streams_of_messages_and_responses_are_kept_each_in_their_own_form() {
+    let messages = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{}}\n\nevent: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"type\":\"text_delta\",\"text\":\"a\"}}\n\nevent: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"}}\n\nevent: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
+    let responses = "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"a\"}\n\nevent: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"status\":\"completed\",\"error\":null}}\n\n";
+    for (path, stream) in [("/v1/messages", messages), ("/v1/responses", responses)] {
+        let engine = Upstream::sse(stream.to_owned());
+        let gateway = Gateway::start(&[("a", &engine)], ON);
+        let body = chat_stream(&(user("hi") + ", \"temperature\": 0, \"store\": false"));
+        for state in ["MISS", "HIT"] {
+            let answer = Client::connect(&gateway).post(path, "", &body);
+            assert_eq!(
+                (cached(&answer).0, answer.text()),
+                (state, stream),
+                "{path}"
+            );
+            gateway.assert_idle();
+        }
+    }
+}
+
+#[test]
+fn a_stream_of_which_no_answer_can_be_made_is_not_kept_for_who_wants_one() {
+    let odd =
+        r#"data: {"choices":[{"index":0,"delta":{"content":"\ud83d"},"finish_reason":null}]}"#;
+    let stream = [odd, "\n\n", &finish("stop"), DONE].concat();
+    let engine = Upstream::start(move |request, wire| {
+        if request.json()["stream"] == true {
+            wire.stream(&[&stream]);
+        } else {
+            wire.json("200 OK", &numbered(1));
+        }
+    });
+    let settings = format!("upstream: {{ request_stream_usage: true }}\n{ON}");
+    let gateway = Gateway::start(&[("a", &engine)], &settings);
+    gateway.chat(&zero_stream("hi", ""));
+    gateway.assert_idle();
+    assert_eq!(text(&gateway.chat(&zero("hi"))), "answer 1");
+}
+
+#[test]
+fn cookies_of_an_engine_are_nobodys_where_answers_are_shared() {
+    let engine = Upstream::start(|_, wire| {
+        wire.answer(
+            "200 OK",
+            "content-type: application/json\r\nset-cookie: who=a\r\n",
+            numbered(1),
+        );
+    });
+    let gateway = Gateway::start(&[("a", &engine)], ON);
+    for _ in 0..2 {
+        assert_eq!(gateway.chat(&zero("hi")).header("set-cookie"), None);
+        gateway.assert_idle();
+    }
+    let other = gateway.chat(&chat(&user("not cached")));
+    assert_eq!(
+        other.header("set-cookie"),
+        Some("who=a"),
+        "as without a cache"
+    );
+}
