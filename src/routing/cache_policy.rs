@@ -24,12 +24,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Reads the header's value; directives that are not known count for nothing.
-    pub fn parse(value: &str) -> Self {
-        Control::of_all([value])
-    }
-
-    /// The same of a header that stands more than once.
+    /// Reads the header, which may stand more than once; directives that are not known count for nothing.
     pub fn of_all<'a>(values: impl IntoIterator<Item = &'a str>) -> Self {
         let mut control = Control::default();
         let directives = values.into_iter().flat_map(|value| value.split(','));
@@ -308,7 +303,7 @@ mod tests {
     #[test]
     fn cache_control_media_and_memory_are_heeded_even_when_forced() {
         let says = |value| Request {
-            control: Control::parse(value),
+            control: Control::of_all([value]),
             forced: true,
             ..PLAIN
         };

@@ -5,6 +5,7 @@ use super::flight::{End, Pilot};
 use super::wish::Wish;
 use super::{AnswerCache, judge};
 use crate::gateway::Worker;
+use crate::http::error::{By, ErrorKind};
 use crate::proxy::{self, AnswerBody, Answered, Call, Flown, Opened, Told};
 use crate::telemetry::report::Report;
 use actix::Addr;
@@ -241,8 +242,8 @@ async fn pump(pilot: &Pilot, body: &mut AnswerBody) -> bool {
     }
 }
 
-fn fault(body: &AnswerBody) -> (crate::http::error::By, crate::http::error::ErrorKind) {
-    use crate::http::error::{By, ErrorKind};
+/// Whose fault it was that the body broke off.
+fn fault(body: &AnswerBody) -> (By, ErrorKind) {
     match body.ended() {
         Some(Err(fault)) => fault,
         _ => (By::Backend, ErrorKind::StreamCut),

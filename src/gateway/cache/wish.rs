@@ -3,7 +3,7 @@
 use super::Rules;
 use crate::http::routes::ApiRoute;
 use actix_web::http::header::HeaderMap;
-use routing::cache_key::{CacheKey, KeyParts, digest_of, path, short_digest};
+use routing::cache_key::{CacheKey, KeyParts, digest_of, path};
 use routing::cache_policy::{Control, Kind, Request, Use, Why, of_request};
 use std::sync::Arc;
 use wire::answer::{Dialect, Form};
@@ -160,9 +160,4 @@ fn route_name(route: ApiRoute, dialect: Dialect, form: Form) -> &'static str {
         (Dialect::Messages, Form::Events) => "messages-stream",
         _ => route.as_str(),
     }
-}
-
-/// A tenant as a folder of paths: by its digest, which is what `GET /admin/cache/key` shows.
-pub fn tenant_folder(tenant: &str) -> String {
-    short_digest(tenant)
 }

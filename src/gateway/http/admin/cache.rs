@@ -1,7 +1,7 @@
 //! `/admin/cache`: what the response cache holds and how its tiers are doing; removing entries; and the
 //! key of a request, with what keeps it from being cached.
 
-use crate::cache::wish::{tenant, tenant_folder, wish};
+use crate::cache::wish::{tenant, wish};
 use crate::cache::{AnswerCache, wish::Wish};
 use crate::gateway::Gateway;
 use crate::http::body::read_all;
@@ -11,7 +11,7 @@ use actix_web::web::{Payload, Query};
 use actix_web::{HttpRequest, HttpResponse};
 use actors::response_cache::stats::TierStats;
 use actors::response_cache::{Clear, Outcome, Purged, Scope};
-use routing::cache_key::folder;
+use routing::cache_key::{folder, short_digest};
 use routing::cache_policy::Why;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -171,7 +171,7 @@ fn explained(
     wished: Result<Wish, Why>,
     (model, tenant): (&str, &str),
 ) -> Value {
-    let folders = json!({"model": folder(model), "tenant": tenant_folder(tenant)});
+    let folders = json!({"model": folder(model), "tenant": short_digest(tenant)});
     match wished {
         Err(why) => json!({
             "cacheable": false,
