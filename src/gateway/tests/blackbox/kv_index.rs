@@ -239,16 +239,14 @@ fn prompts_go_where_their_blocks_are_by_zeromq_in_every_encoding() {
     }
 }
 
-/// Two free ports side by side.
+/// Two free ports side by side, below those that the system hands out, so that nobody else takes one
+/// of them meanwhile.
 fn neighbouring_ports() -> (u16, u16) {
-    for _ in 0..100 {
-        let first = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = first.local_addr().unwrap().port();
-        if port < u16::MAX && std::net::TcpListener::bind(("127.0.0.1", port + 1)).is_ok() {
-            return (port, port + 1);
-        }
-    }
-    panic!("no two ports side by side are free");
+    let is_free = |port: u16| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok();
+    let mut ports = std::iter::repeat_with(|| fastrand::u16(12_000..32_000)).take(1000);
+    let free = ports.find(|port| is_free(*port) && is_free(port + 1));
+    let first = free.expect("two ports side by side are free");
+    (first, first + 1)
 }
 
 #[test]
