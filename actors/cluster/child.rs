@@ -128,6 +128,7 @@ impl Member {
             draining: self.draining,
             memories: self.backend.spec.kv.memories.clone(),
             reads: self.backend.spec.kv.reads.clone(),
+            group: self.backend.spec.group,
         }
     }
 

@@ -9,7 +9,7 @@ use crate::ids::{BackendId, PrefixKey, SessionKey, Slot};
 use crate::ring::load_bound;
 use crate::score::{Known, Reach, Weights, composite, load, reach};
 use crate::strategy::{Candidate, Chance, Rotation, Strategy, pick};
-use crate::view::{ClusterView, Live, Pool, Role};
+use crate::view::{ClusterView, HandOffGroup, Live, Pool, Role};
 use std::cmp::{Ordering, Reverse};
 
 /// The settings that a choice depends on.
@@ -38,6 +38,8 @@ pub struct Ask<'a> {
     pub session: Option<SessionKey>,
     /// Only backends of this role; none: any.
     pub role: Option<Role>,
+    /// Only backends of this hand-off group; none: any.
+    pub group: Option<HandOffGroup>,
     /// Backends that already failed this request.
     pub tried: &'a [BackendId],
 }
@@ -93,43 +95,18 @@ pub fn choose(
     rotation: &mut Rotation,
     chance: &mut Chance,
 ) -> Result<Plan, NoBackend> {
-    let Some(pool) = view.pools.get(ask.model) else {
-        return Err(if view.all_models_known {
-            NoBackend::UnknownModel
-        } else {
-            NoBackend::ModelsNotKnownYet
-        });
+    let pool = pool_of(view, ask.model)?;
+    let able = able(view, live, pool, ask);
+    let probe = |slot| Plan {
+        slot,
+        reason: Reason::Probe,
     };
-    let mut candidates = Vec::with_capacity(pool.members.len());
-    let mut resting_probe = None;
-    for &slot in &pool.members {
-        let backend = view.backend(slot);
-        if ask.tried.contains(&backend.id) {
-            continue;
-        }
-        match left_out_of(backend, ask.role) {
-            None => {}
-            // first come first served, or a strategy that shuns it would leave it out for good;
-            // never a second attempt: that one has failed once already
-            Some(LeftOut::BreakerHalfOpen) if live.probe_free(slot) && ask.tried.is_empty() => {
-                let reason = Reason::Probe;
-                let probe = Plan { slot, reason };
-                if !live.load(slot).resting {
-                    return Ok(probe);
-                }
-                resting_probe = Some(probe);
-                continue;
-            }
-            Some(_) => continue,
-        }
-        candidates.push(Candidate {
-            slot,
-            load: live.load(slot),
-        });
+    if let Some(slot) = able.probe {
+        return Ok(probe(slot));
     }
-    drop(spare_resting(&mut candidates));
+    let candidates = able.candidates;
     if candidates.is_empty() {
-        return resting_probe.ok_or(NoBackend::NoneServing);
+        return able.resting_probe.map(probe).ok_or(NoBackend::NoneServing);
     }
     if let Some(known) = ask.known
         && let Some((slot, blocks)) = by_overlap(view, &candidates, known, (rules, chance))
@@ -161,6 +138,65 @@ pub fn choose(
         slot,
         reason: Reason::Strategy,
     })
+}
+
+/// The backends of a model.
+pub(crate) fn pool_of<'v>(view: &'v ClusterView, model: &str) -> Result<&'v Pool, NoBackend> {
+    view.pools.get(model).ok_or(if view.all_models_known {
+        NoBackend::UnknownModel
+    } else {
+        NoBackend::ModelsNotKnownYet
+    })
+}
+
+/// Who may serve a request.
+pub(crate) struct Able {
+    /// Whoever has nothing against it; of these only those that do not rest, unless all do.
+    pub(crate) candidates: Vec<Candidate>,
+    /// A half-open one that waits to be tried. First come first served, or a strategy that shuns it would
+    /// leave it out for good; never as a second attempt: that request has failed once already.
+    pub(crate) probe: Option<Slot>,
+    /// The same, which asked to be left alone for a moment.
+    pub(crate) resting_probe: Option<Slot>,
+}
+
+impl Able {
+    /// All of them.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = Slot> {
+        let probes = self.probe.into_iter().chain(self.resting_probe);
+        self.candidates.iter().map(|candidate| candidate.slot).chain(probes)
+    }
+}
+
+pub(crate) fn able(view: &ClusterView, live: &impl Live, pool: &Pool, ask: &Ask<'_>) -> Able {
+    let mut able = Able {
+        candidates: Vec::with_capacity(pool.members.len()),
+        probe: None,
+        resting_probe: None,
+    };
+    for &slot in &pool.members {
+        let backend = view.backend(slot);
+        let other_group = ask.group.is_some_and(|group| group != backend.group);
+        if other_group || ask.tried.contains(&backend.id) {
+            continue;
+        }
+        match left_out_of(backend, ask.role) {
+            None => able.candidates.push(Candidate {
+                slot,
+                load: live.load(slot),
+            }),
+            Some(LeftOut::BreakerHalfOpen) if live.probe_free(slot) && ask.tried.is_empty() => {
+                let found = match live.load(slot).resting {
+                    false => &mut able.probe,
+                    true => &mut able.resting_probe,
+                };
+                found.get_or_insert(slot);
+            }
+            Some(_) => {}
+        }
+    }
+    drop(spare_resting(&mut able.candidates));
+    able
 }
 
 /// What a candidate is worth for a prompt, term by term.

@@ -102,143 +102,142 @@ pub const TRIES_PER_STEP: u32 = 2;
 /// Where a split request stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
+    /// Workers are being chosen.
+    Choosing,
     Prefilling,
     Decoding,
-    FellBack,
+    Unified,
     Over,
 }
 
-/// What happened to a leg.
+/// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// Prefill has answered well, with what the connector needs, or nothing where it needs nothing.
+    /// Workers were chosen for this path: its first leg is being sent.
+    Begun(Path),
+    /// Prefill has answered well, with what the connector needs, or nothing where it needs nothing; or it is not
+    /// waited for.
     PrefillDone,
-    /// Prefill failed; `again` says whether another worker might do better.
-    PrefillFailed {
-        /// See the event.
-        again: bool,
-    },
-    /// Prefill did not answer within `prefill_timeout`.
-    PrefillTimedOut,
     /// A byte of the answer has come, and goes to the client.
     FirstByte,
-    /// Decode failed before that; `again` as above.
-    DecodeFailed {
+    /// A step failed before that; `again` says whether other workers might do better.
+    Failed {
+        /// Which one.
+        step: Step,
         /// See the event.
         again: bool,
     },
-    /// No byte came within `kv_transfer_timeout`.
-    TransferTimedOut,
-    /// The unified worker failed before the first byte.
-    UnifiedFailed,
-    /// The client has left.
-    ClientLeft,
+    /// An engine says that the request itself is wrong, as every other would.
+    Refused,
+    /// Nothing may take longer.
+    OutOfTime,
 }
 
 /// What to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
-    /// Send the decode leg.
-    Decode,
+    /// Send the prefill leg.
+    Prefill,
+    /// Send the decode leg, or what one worker serves whole.
+    Answer,
     /// Begin again with other workers: a hand-off is never used twice, so both legs are sent anew, with a
     /// transfer id of their own.
-    Restart {
-        /// Whose worker failed, and is not asked again.
-        avoid: Step,
-    },
+    Restart,
     /// Let a unified worker serve all of it.
     FallBack,
     /// Pass the answer on.
     Stream,
     /// Tell the client which step failed.
     GiveUp(Step),
-    /// Stop all legs. `release`: prefill has something pinned for a decode leg that never began, which must
-    /// still be sent, and then cancelled, where the connector has no other way to free it.
-    Abort {
-        /// See the variant.
-        release: bool,
-    },
 }
 
 /// One split request on its way.
 #[derive(Debug, Clone)]
 pub struct HandOff {
-    rules: SplitRules,
-    has_unified: bool,
+    fallback: bool,
     stage: Stage,
-    prefills: u32,
-    decodes: u32,
-    /// Whether prefill holds something for decode.
-    pinned: bool,
+    /// Legs that were sent, by step.
+    sent: [u32; 3],
 }
 
 impl HandOff {
-    /// The prefill leg is being sent.
-    pub fn begin(rules: SplitRules, has_unified: bool) -> Self {
+    /// Nothing has been sent. `fallback`: unified workers stand in for failed steps.
+    pub fn new(fallback: bool) -> Self {
         HandOff {
-            rules,
-            has_unified,
-            stage: Stage::Prefilling,
-            prefills: 1,
-            decodes: 0,
-            pinned: false,
+            fallback,
+            stage: Stage::Choosing,
+            sent: [0; 3],
         }
     }
 
     /// Legs that were sent so far.
     pub fn legs(&self) -> u32 {
-        self.prefills + self.decodes + u32::from(self.stage == Stage::FellBack)
+        self.sent.iter().sum()
+    }
+
+    /// The step that is under way.
+    pub fn step(&self) -> Step {
+        match self.stage {
+            Stage::Choosing | Stage::Prefilling => Step::Prefill,
+            Stage::Decoding | Stage::Over => Step::Decode,
+            Stage::Unified => Step::Unified,
+        }
     }
 
     /// Takes in what happened; none when it changes nothing, as it came too late.
     pub fn on(&mut self, event: Event) -> Option<Next> {
         use Event::*;
-        let next = match (self.stage, event) {
+        Some(match (self.stage, event) {
             (Stage::Over, _) => return None,
-            (_, ClientLeft) => {
-                let release = self.stage == Stage::Decoding && self.pinned;
-                self.stage = Stage::Over;
-                Next::Abort { release }
+            (Stage::Choosing, Begun(Path::PrefillThenDecode)) => {
+                self.send(Step::Prefill);
+                Next::Prefill
+            }
+            (Stage::Choosing, Begun(Path::FastDecode)) => {
+                self.send(Step::Decode);
+                Next::Answer
+            }
+            (Stage::Choosing, Begun(Path::Unified | Path::Fallback)) => {
+                self.send(Step::Unified);
+                Next::Answer
             }
             (Stage::Prefilling, PrefillDone) => {
-                self.stage = Stage::Decoding;
-                self.decodes += 1;
-                self.pinned = true;
-                Next::Decode
+                self.send(Step::Decode);
+                Next::Answer
             }
-            (Stage::Prefilling, PrefillFailed { again }) => self.failed(Step::Prefill, again),
-            // the work may be under way, and would be done twice
-            (Stage::Prefilling, PrefillTimedOut) => self.failed(Step::Prefill, false),
-            (Stage::Decoding | Stage::FellBack, FirstByte) => {
+            (Stage::Decoding | Stage::Unified, FirstByte) => {
                 self.stage = Stage::Over;
-                self.pinned = false;
                 Next::Stream
             }
-            (Stage::Decoding, DecodeFailed { again }) => self.failed(Step::Decode, again),
-            (Stage::Decoding, TransferTimedOut) => self.failed(Step::Decode, true),
-            (Stage::FellBack, UnifiedFailed) => {
+            // with both legs under way at once, prefill may fail while decode is waited for
+            (Stage::Prefilling | Stage::Decoding, Failed { step: step @ (Step::Prefill | Step::Decode), again })
+            | (Stage::Unified, Failed { step: step @ Step::Unified, again }) => self.failed(step, again),
+            (Stage::Choosing, Failed { step, .. }) => self.failed(step, false),
+            (_, Refused | OutOfTime) => {
+                let step = self.step();
                 self.stage = Stage::Over;
-                Next::GiveUp(Step::Unified)
+                Next::GiveUp(step)
             }
             _ => return None,
+        })
+    }
+
+    fn send(&mut self, step: Step) {
+        self.sent[step as usize] += 1;
+        self.stage = match step {
+            Step::Prefill => Stage::Prefilling,
+            Step::Decode => Stage::Decoding,
+            Step::Unified => Stage::Unified,
         };
-        Some(next)
     }
 
     fn failed(&mut self, step: Step, again: bool) -> Next {
-        self.pinned = false;
-        let tries = match step {
-            Step::Prefill => self.prefills,
-            Step::Decode | Step::Unified => self.decodes,
-        };
-        // a request that an engine refuses is refused by all
-        if again && tries < TRIES_PER_STEP {
-            self.stage = Stage::Prefilling;
-            self.prefills += 1;
-            return Next::Restart { avoid: step };
+        if again && self.sent[step as usize] < TRIES_PER_STEP {
+            self.stage = Stage::Choosing;
+            return Next::Restart;
         }
-        if self.rules.fallback_to_unified && self.has_unified {
-            self.stage = Stage::FellBack;
+        if step != Step::Unified && self.fallback {
+            self.stage = Stage::Choosing;
             return Next::FallBack;
         }
         self.stage = Stage::Over;
@@ -309,71 +308,69 @@ mod tests {
         assert_eq!(path(&STRICT, &cached), Ok(Path::FastDecode));
     }
 
+    const SPLIT: Event = Event::Begun(Path::PrefillThenDecode);
+
+    fn failed(step: Step, again: bool) -> Event {
+        Event::Failed { step, again }
+    }
+
     #[test]
-    fn a_failed_leg_is_tried_elsewhere_once_and_then_unified() {
-        let mut hand_off = HandOff::begin(RULES, true);
-        let again = Event::PrefillFailed { again: true };
-        let avoid = Step::Prefill;
-        assert_eq!(hand_off.on(again), Some(Next::Restart { avoid }));
-        assert_eq!(hand_off.on(Event::PrefillDone), Some(Next::Decode));
-        let failed = Event::DecodeFailed { again: true };
-        let avoid = Step::Decode;
-        assert_eq!(
-            hand_off.on(failed),
-            Some(Next::Restart { avoid }),
-            "as a whole"
-        );
-        assert_eq!(hand_off.on(Event::PrefillDone), Some(Next::Decode));
-        assert_eq!(hand_off.on(Event::TransferTimedOut), Some(Next::FallBack));
+    fn a_failed_leg_is_tried_elsewhere_once_as_a_whole_and_then_unified() {
+        let mut hand_off = HandOff::new(true);
+        assert_eq!(hand_off.on(SPLIT), Some(Next::Prefill));
+        assert_eq!(hand_off.on(failed(Step::Prefill, true)), Some(Next::Restart));
+        assert_eq!(hand_off.on(SPLIT), Some(Next::Prefill));
+        assert_eq!(hand_off.on(Event::PrefillDone), Some(Next::Answer));
+        assert_eq!(hand_off.on(failed(Step::Decode, true)), Some(Next::Restart));
+        assert_eq!(hand_off.on(SPLIT), Some(Next::Prefill));
+        assert_eq!(hand_off.on(Event::PrefillDone), Some(Next::Answer));
+        assert_eq!(hand_off.on(failed(Step::Decode, true)), Some(Next::FallBack));
+        let unified = Event::Begun(Path::Fallback);
+        assert_eq!(hand_off.on(unified), Some(Next::Answer));
         assert_eq!(hand_off.on(Event::FirstByte), Some(Next::Stream));
-        assert_eq!(
-            hand_off.on(Event::ClientLeft),
-            None,
-            "the body looks after that"
-        );
+        assert_eq!(hand_off.on(failed(Step::Unified, true)), None, "the body looks after that");
+        assert_eq!(hand_off.legs(), 6);
     }
 
     #[test]
     fn without_a_fallback_the_step_that_failed_is_named() {
-        let mut hand_off = HandOff::begin(STRICT, true);
-        let step = Step::Prefill;
-        assert_eq!(
-            hand_off.on(Event::PrefillTimedOut),
-            Some(Next::GiveUp(step))
-        );
-        let mut hand_off = HandOff::begin(STRICT, true);
-        hand_off.on(Event::PrefillDone);
-        let refused = Event::DecodeFailed { again: false };
-        assert_eq!(hand_off.on(refused), Some(Next::GiveUp(Step::Decode)));
+        let mut hand_off = HandOff::new(false);
+        hand_off.on(SPLIT);
+        let gone = hand_off.on(failed(Step::Prefill, false));
+        assert_eq!(gone, Some(Next::GiveUp(Step::Prefill)));
+        let mut hand_off = HandOff::new(false);
+        hand_off.on(Event::Begun(Path::FastDecode));
+        let gone = hand_off.on(failed(Step::Decode, false));
+        assert_eq!(gone, Some(Next::GiveUp(Step::Decode)));
     }
 
     #[test]
-    fn a_client_that_leaves_between_the_legs_leaves_nothing_pinned() {
-        let mut early = HandOff::begin(RULES, true);
-        assert_eq!(
-            early.on(Event::ClientLeft),
-            Some(Next::Abort { release: false })
-        );
-        let mut between = HandOff::begin(RULES, true);
-        between.on(Event::PrefillDone);
-        assert_eq!(
-            between.on(Event::ClientLeft),
-            Some(Next::Abort { release: true })
-        );
+    fn what_an_engine_refuses_is_refused_and_time_ends_everything() {
+        for event in [Event::Refused, Event::OutOfTime] {
+            let mut hand_off = HandOff::new(true);
+            hand_off.on(SPLIT);
+            assert_eq!(hand_off.on(event), Some(Next::GiveUp(Step::Prefill)));
+            assert_eq!(hand_off.on(Event::PrefillDone), None);
+        }
     }
 
     fn events() -> impl Strategy<Value = Vec<Event>> {
-        let event = prop_oneof![
-            Just(Event::PrefillDone),
-            any::<bool>().prop_map(|again| Event::PrefillFailed { again }),
-            Just(Event::PrefillTimedOut),
-            Just(Event::FirstByte),
-            any::<bool>().prop_map(|again| Event::DecodeFailed { again }),
-            Just(Event::TransferTimedOut),
-            Just(Event::UnifiedFailed),
-            Just(Event::ClientLeft),
+        let step = || prop_oneof![Just(Step::Prefill), Just(Step::Decode), Just(Step::Unified)];
+        let path = prop_oneof![
+            Just(Path::FastDecode),
+            Just(Path::PrefillThenDecode),
+            Just(Path::Unified),
+            Just(Path::Fallback)
         ];
-        proptest::collection::vec(event, 0..40)
+        let event = prop_oneof![
+            path.prop_map(Event::Begun),
+            Just(Event::PrefillDone),
+            Just(Event::FirstByte),
+            (step(), any::<bool>()).prop_map(|(step, again)| Event::Failed { step, again }),
+            Just(Event::Refused),
+            Just(Event::OutOfTime),
+        ];
+        proptest::collection::vec(event, 0..60)
     }
 
     proptest! {
@@ -381,21 +378,18 @@ mod tests {
         fn whatever_happens_few_legs_are_sent_and_it_ends_once(
             events in events(),
             fallback in any::<bool>(),
-            has_unified in any::<bool>(),
         ) {
-            let rules = SplitRules { fallback_to_unified: fallback, ..RULES };
-            let mut hand_off = HandOff::begin(rules, has_unified);
+            let mut hand_off = HandOff::new(fallback);
             let mut ended = false;
             for event in events {
                 let next = hand_off.on(event);
                 prop_assert!(!(ended && next.is_some()), "something follows the end");
                 match next {
-                    Some(Next::Stream | Next::GiveUp(_) | Next::Abort { .. }) => ended = true,
-                    Some(Next::FallBack) => prop_assert!(fallback && has_unified),
+                    Some(Next::Stream | Next::GiveUp(_)) => ended = true,
+                    Some(Next::FallBack) => prop_assert!(fallback),
                     _ => {}
                 }
-                // two prefill workers fail, or one does and then two decode workers: and a unified one
-                prop_assert!(hand_off.legs() <= 2 * TRIES_PER_STEP + 2, "{hand_off:?}");
+                prop_assert!(hand_off.sent.iter().all(|sent| *sent <= 2 * TRIES_PER_STEP), "{hand_off:?}");
             }
         }
     }

@@ -18,6 +18,7 @@ mod fair;
 pub mod health;
 pub mod ids;
 pub mod knowledge;
+pub mod pairing;
 pub mod prefix_index;
 pub mod prefix_key;
 pub mod retry;

@@ -89,6 +89,26 @@ impl Known {
         }
     }
 
+    /// Only copies that an event or a finished transfer has confirmed: what was just sent somewhere, or is
+    /// assumed to be in storage, may not be there.
+    pub fn confirmed(&self, storage: bool) -> Known {
+        let of_tokens = self.0.iter().filter(|p| p.basis == Basis::Tokens);
+        let confirmed = of_tokens.map(|prompt| PromptOverlap {
+            runs: prompt
+                .runs
+                .iter()
+                .filter(|run| match run.tier {
+                    Tier::Gpu | Tier::Cpu => true,
+                    Tier::Storage => storage,
+                    Tier::Speculative | Tier::Assumed => false,
+                })
+                .copied()
+                .collect(),
+            ..*prompt
+        });
+        Known(confirmed.collect())
+    }
+
     /// Tokens of the prompt, as well as is known.
     pub fn tokens(&self) -> u64 {
         self.0.first().map_or(0, |prompt| u64::from(prompt.tokens))

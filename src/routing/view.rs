@@ -76,7 +76,14 @@ pub struct BackendView {
     pub memories: Arc<[Memory]>,
     /// The storage namespaces that it reads.
     pub reads: Arc<[HolderId]>,
+    /// Whom it can hand KV to, or get it from.
+    pub group: HandOffGroup,
 }
+
+/// Prefill and decode workers of one group can hand over to each other: they have the same connector,
+/// and share storage where it needs some.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct HandOffGroup(pub u32);
 
 /// The KV cache of an engine, or of one of its data-parallel ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,6 +110,8 @@ pub struct Load {
     pub ttft_us: Option<u64>,
     /// Prompt tokens that were sent and wait to be computed, as far as is known.
     pub queued_tokens: u64,
+    /// Tokens whose KV running requests hold there, as far as is known: of prompts that were handed to it.
+    pub held_tokens: u64,
     /// Tokens that it has computed lately, or has been sent to compute: of prompts those that were
     /// not cached, and of answers all. What is older counts less.
     pub recent_work: u64,

@@ -13,7 +13,7 @@ use routing::prefix_index::{HolderId, Run, Tier};
 use routing::ring::load_bound;
 use routing::score::{Basis, Known, PromptOverlap, Weights, reach};
 use routing::strategy::{Chance, Rotation, Strategy as Selection};
-use routing::view::{BackendView, ClusterView, Live, Load, Memory, Passage, Role};
+use routing::view::{BackendView, ClusterView, HandOffGroup, Live, Load, Memory, Passage, Role};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -32,6 +32,7 @@ fn backend(index: usize, name: &str, models: &[&str]) -> BackendView {
             holder: HolderId(index as u32),
         }]),
         reads: Arc::from([]),
+        group: HandOffGroup::default(),
     }
 }
 
@@ -130,6 +131,7 @@ const ANY: Ask<'static> = Ask {
     prefix: None,
     session: None,
     role: None,
+    group: None,
     tried: &[],
 };
 
