@@ -64,6 +64,16 @@ pub struct ApplyEvents {
     pub permit: Option<Permit>,
 }
 
+/// A hand-off has finished: storage has the blocks of this prompt.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "()")]
+pub struct HandedOver {
+    /// The namespace that the prefill worker writes.
+    pub namespace: HolderId,
+    /// The prompt's blocks.
+    pub chain: Arc<[BlockHash]>,
+}
+
 /// Asks who has how much of a prompt: one answer for each way in which it was cut into blocks.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "Vec<Vec<Run>>")]
@@ -382,6 +392,17 @@ impl Handler<FindOverlap> for IndexShard {
     fn handle(&mut self, find: FindOverlap, _: &mut Self::Context) -> Self::Result {
         let chains = find.chains.iter();
         chains.map(|chain| self.index.find_overlap(chain)).collect()
+    }
+}
+
+impl Handler<HandedOver> for IndexShard {
+    type Result = ();
+
+    fn handle(&mut self, of: HandedOver, _: &mut Self::Context) {
+        let now = self.seconds();
+        let whole = (&of.chain[..], 0);
+        self.index
+            .put_stored(of.namespace, whole, Tier::Storage, now);
     }
 }
 

@@ -1,17 +1,16 @@
 //! Decides for one HTTP worker, on that worker's own thread: reads the directory once per
 //! request, runs the pure choice and answers at once. It never waits.
 
-use crate::backend::InFlight;
 use crate::directory::Directory;
+pub use crate::placement::Placement;
 use crate::support::watch::Intensity;
 use actix::{Actor, Addr, Context, Handler, Message, MessageResult};
-use routing::choose::{Ask, ChoiceRules, NoBackend, Reason, choose};
+use routing::choose::{Ask, ChoiceRules, NoBackend, choose};
 use routing::explain::{Explanation, explain};
 use routing::ids::{BackendId, PrefixKey, SessionKey};
-use routing::knowledge::Mode;
-use routing::score::{Known, Reach, reach};
+use routing::score::Known;
 use routing::strategy::{Chance, Rotation};
-use routing::view::Live;
+use routing::view::Role;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -30,20 +29,10 @@ pub struct Route {
     pub prefix: Option<PrefixKey>,
     /// Equal for requests of one session.
     pub session: Option<SessionKey>,
+    /// Only backends of this role; none: any.
+    pub role: Option<Role>,
     /// Backends that already failed this request; at most the attempts allowed.
     pub tried: Vec<BackendId>,
-}
-
-/// Where a request goes, and why.
-pub struct Placement {
-    /// Counts the attempt until it is dropped.
-    pub in_flight: InFlight,
-    /// Why this backend.
-    pub reason: Reason,
-    /// What the prompt finds there; none when nothing is known of the prompt.
-    pub reach: Option<Reach>,
-    /// Where the knowledge of its KV cache came from.
-    pub mode: Mode,
 }
 
 /// See the module.
@@ -67,13 +56,15 @@ impl Router {
 }
 
 impl Route {
-    fn ask(&self) -> Ask<'_> {
+    /// As the choice reads it.
+    pub(crate) fn ask(&self) -> Ask<'_> {
         Ask {
             model: &self.model,
             known: self.known.as_deref(),
             prefix: self.prefix,
             session: self.session,
-            role: None, // split serving is off: every worker serves whole requests
+            role: self.role,
+            group: None,
             tried: &self.tried,
         }
     }
@@ -136,23 +127,11 @@ impl Handler<Route> for Router {
             )?;
             // another worker thread may take the half-open probe first; then it is no longer
             // free, and the next round does not see it
-            if let Some(mut in_flight) = snapshot.enter(plan.slot) {
-                let load = live.load(plan.slot);
-                let backend = snapshot.view.backend(plan.slot);
-                let weights = &self.rules.weights;
-                let reach = ask.known.map(|known| reach(known, backend, &load, weights));
-                if let Some(reach) = &reach {
-                    in_flight.queue_tokens(reach.uncached);
-                    let work = i64::try_from(reach.uncached).unwrap_or(i64::MAX);
-                    in_flight.backend().live.add_work(work);
-                }
-                let reason = plan.reason;
-                return Ok(Placement {
-                    in_flight,
-                    reason,
-                    reach,
-                    mode: load.mode,
-                });
+            let weights = &self.rules.weights;
+            if let Some(placed) =
+                Placement::take(&snapshot, &live, &plan, (ask.known, weights), true)
+            {
+                return Ok(placed);
             }
         }
     }

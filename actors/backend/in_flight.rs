@@ -84,6 +84,7 @@ pub struct InFlight {
     breaker: Option<BreakerLink>,
     outcome: Outcome,
     queued_tokens: u64,
+    held_tokens: u64,
 }
 
 impl InFlight {
@@ -101,6 +102,7 @@ impl InFlight {
             breaker,
             outcome: Outcome::Cancelled,
             queued_tokens: 0,
+            held_tokens: 0,
         }
     }
 
@@ -110,9 +112,17 @@ impl InFlight {
     }
 
     /// The backend has so many tokens of this prompt to compute before its first byte.
-    pub(crate) fn queue_tokens(&mut self, tokens: u64) {
+    pub(crate) fn will_compute(&mut self, tokens: u64) {
         self.backend.live.queue_tokens(tokens);
         self.queued_tokens += tokens;
+        let work = i64::try_from(tokens).unwrap_or(i64::MAX);
+        self.backend.live.add_work(work);
+    }
+
+    /// The backend holds the KV of so many tokens until this attempt has ended.
+    pub(crate) fn hold_tokens(&mut self, tokens: u64) {
+        self.backend.live.hold_tokens(tokens);
+        self.held_tokens += tokens;
     }
 
     fn unqueue_tokens(&mut self) {
@@ -151,6 +161,7 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.backend.live.leave();
+        self.backend.live.let_go_of_tokens(self.held_tokens);
         self.unqueue_tokens();
         match self.outcome {
             Outcome::Success | Outcome::ClientError => {

@@ -16,6 +16,8 @@ pub struct KvSeat {
     pub memories: Arc<[Memory]>,
     /// The storage namespaces that it reads.
     pub reads: Arc<[HolderId]>,
+    /// The storage namespace that it writes, if any.
+    pub writes: Option<HolderId>,
     /// How far beliefs can be trusted.
     pub standing: Arc<Standing>,
 }
@@ -23,7 +25,7 @@ pub struct KvSeat {
 impl PartialEq for KvSeat {
     /// The same seat: what changes with time is not compared.
     fn eq(&self, other: &Self) -> bool {
-        self.memories == other.memories && self.reads == other.reads
+        self.memories == other.memories && self.reads == other.reads && self.writes == other.writes
     }
 }
 

@@ -30,6 +30,7 @@ pub struct LiveNumbers {
     ttft_at_ms: AtomicU64,
     resting_until_ms: AtomicU64,
     queued_tokens: AtomicU64,
+    held_tokens: AtomicU64,
     recent_work: AtomicU64,
     recent_work_at_ms: AtomicU64,
     success: AtomicU32,
@@ -94,6 +95,7 @@ impl Default for LiveNumbers {
             ttft_at_ms: AtomicU64::new(0),
             resting_until_ms: AtomicU64::new(0),
             queued_tokens: AtomicU64::new(0),
+            held_tokens: AtomicU64::new(0),
             recent_work: AtomicU64::new(0),
             recent_work_at_ms: AtomicU64::new(0),
             success: AtomicU32::new(SUCCESS_ONE),
@@ -128,6 +130,7 @@ impl LiveNumbers {
                 .queued_tokens
                 .load(Relaxed)
                 .saturating_add(others_tokens),
+            held_tokens: self.held_tokens.load(Relaxed),
             recent_work: self.recent_work_at(age),
             success: Some(f64::from(self.success.load(Relaxed)) / f64::from(SUCCESS_ONE)),
             resting: age < self.resting_until_ms.load(Relaxed),
@@ -221,6 +224,19 @@ impl LiveNumbers {
 
     pub(super) fn unqueue_tokens(&self, tokens: u64) {
         self.queued_tokens.fetch_sub(tokens, Relaxed);
+    }
+
+    pub(super) fn hold_tokens(&self, tokens: u64) {
+        self.held_tokens.fetch_add(tokens, Relaxed);
+    }
+
+    pub(super) fn let_go_of_tokens(&self, tokens: u64) {
+        self.held_tokens.fetch_sub(tokens, Relaxed);
+    }
+
+    /// Tokens whose KV is held there for requests that were sent from here and have not ended.
+    pub fn held_tokens(&self) -> u64 {
+        self.held_tokens.load(Relaxed)
     }
 
     /// The backend has so many more tokens to compute, or fewer than was thought.

@@ -12,7 +12,7 @@ pub use live::{ConnectionCounts, Counters, LiveNumbers};
 pub use url::{BackendUrl, UrlFault};
 
 use routing::ids::BackendId;
-use routing::view::{Load, Role};
+use routing::view::{HandOffGroup, Load, Role};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -31,6 +31,8 @@ pub struct BackendSpec {
     pub models: Vec<Arc<str>>,
     /// Its place in the KV index.
     pub kv: KvSeat,
+    /// Whom it can hand KV to, or get it from, when serving is split.
+    pub group: HandOffGroup,
     /// Sent as `Authorization: Bearer …` to this backend only; never printed.
     pub api_key: Option<Secret>,
 }

@@ -18,7 +18,7 @@ use routing::health::{HealthRules, HealthState, Probe};
 use routing::ids::{BackendId, Slot};
 use routing::score::Weights;
 use routing::strategy::Strategy;
-use routing::view::{Live, Passage, Role};
+use routing::view::{HandOffGroup, Live, Passage, Role};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -65,6 +65,7 @@ fn spec(name: &str, models: &[&str]) -> BackendSpec {
         weight: 1,
         models: models.iter().map(|m| Arc::from(*m)).collect(),
         kv: KvSeat::default(),
+        group: HandOffGroup::default(),
         api_key: None,
     }
 }
@@ -149,6 +150,7 @@ async fn route(seed: &RouterSeed) -> Result<Placement, NoBackend> {
         known: None,
         prefix: None,
         session: None,
+        role: None,
         tried: vec![],
     };
     let router: Addr<Router> = seed.router().expect("a router");

@@ -164,7 +164,10 @@ impl Able {
     /// All of them.
     pub(crate) fn slots(&self) -> impl Iterator<Item = Slot> {
         let probes = self.probe.into_iter().chain(self.resting_probe);
-        self.candidates.iter().map(|candidate| candidate.slot).chain(probes)
+        self.candidates
+            .iter()
+            .map(|candidate| candidate.slot)
+            .chain(probes)
     }
 }
 

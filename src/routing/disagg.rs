@@ -210,8 +210,20 @@ impl HandOff {
                 Next::Stream
             }
             // with both legs under way at once, prefill may fail while decode is waited for
-            (Stage::Prefilling | Stage::Decoding, Failed { step: step @ (Step::Prefill | Step::Decode), again })
-            | (Stage::Unified, Failed { step: step @ Step::Unified, again }) => self.failed(step, again),
+            (
+                Stage::Prefilling | Stage::Decoding,
+                Failed {
+                    step: step @ (Step::Prefill | Step::Decode),
+                    again,
+                },
+            )
+            | (
+                Stage::Unified,
+                Failed {
+                    step: step @ Step::Unified,
+                    again,
+                },
+            ) => self.failed(step, again),
             (Stage::Choosing, Failed { step, .. }) => self.failed(step, false),
             (_, Refused | OutOfTime) => {
                 let step = self.step();
@@ -318,17 +330,27 @@ mod tests {
     fn a_failed_leg_is_tried_elsewhere_once_as_a_whole_and_then_unified() {
         let mut hand_off = HandOff::new(true);
         assert_eq!(hand_off.on(SPLIT), Some(Next::Prefill));
-        assert_eq!(hand_off.on(failed(Step::Prefill, true)), Some(Next::Restart));
+        assert_eq!(
+            hand_off.on(failed(Step::Prefill, true)),
+            Some(Next::Restart)
+        );
         assert_eq!(hand_off.on(SPLIT), Some(Next::Prefill));
         assert_eq!(hand_off.on(Event::PrefillDone), Some(Next::Answer));
         assert_eq!(hand_off.on(failed(Step::Decode, true)), Some(Next::Restart));
         assert_eq!(hand_off.on(SPLIT), Some(Next::Prefill));
         assert_eq!(hand_off.on(Event::PrefillDone), Some(Next::Answer));
-        assert_eq!(hand_off.on(failed(Step::Decode, true)), Some(Next::FallBack));
+        assert_eq!(
+            hand_off.on(failed(Step::Decode, true)),
+            Some(Next::FallBack)
+        );
         let unified = Event::Begun(Path::Fallback);
         assert_eq!(hand_off.on(unified), Some(Next::Answer));
         assert_eq!(hand_off.on(Event::FirstByte), Some(Next::Stream));
-        assert_eq!(hand_off.on(failed(Step::Unified, true)), None, "the body looks after that");
+        assert_eq!(
+            hand_off.on(failed(Step::Unified, true)),
+            None,
+            "the body looks after that"
+        );
         assert_eq!(hand_off.legs(), 6);
     }
 

@@ -102,7 +102,12 @@ pub fn pair(
         }
     }));
     let best = cheapest(rated.iter(), chance);
-    let paired = cheapest(rated.iter().filter(|of| groups.contains(&view.backend(of.slot).group)), chance);
+    let paired = cheapest(
+        rated
+            .iter()
+            .filter(|of| groups.contains(&view.backend(of.slot).group)),
+        chance,
+    );
     let situation = Situation {
         can_be_split: true,
         uncached_at_decode: best.map(|best| best.uncached),
@@ -138,7 +143,11 @@ pub fn pair(
                 path,
                 prefill: None,
                 worker: worker.map_err(|why| none(Step::Unified, why))?,
-                missing: Some(if best.is_some() { Step::Prefill } else { Step::Decode }),
+                missing: Some(if best.is_some() {
+                    Step::Prefill
+                } else {
+                    Step::Decode
+                }),
                 uncached,
             })
         }
@@ -188,7 +197,11 @@ fn rate(
     Rated {
         slot: candidate.slot,
         cost: bears / f64::from(backend.weight.max(1)) / soundness,
-        uncached: if is_known { found.uncached } else { asked.tokens },
+        uncached: if is_known {
+            found.uncached
+        } else {
+            asked.tokens
+        },
         reason: match found.overlap.blocks {
             0 => Reason::Strategy,
             blocks => Reason::KvIndex { blocks },

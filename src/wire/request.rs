@@ -55,6 +55,14 @@ pub struct RequestView<'a> {
     #[serde(borrow, default)]
     n: Option<&'a RawValue>,
     #[serde(borrow, default)]
+    best_of: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    prompt_logprobs: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    echo: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    use_beam_search: Option<&'a RawValue>,
+    #[serde(borrow, default)]
     store: Option<&'a RawValue>,
     #[serde(default)]
     previous_response_id: Option<IgnoredAny>,
@@ -62,6 +70,21 @@ pub struct RequestView<'a> {
     conversation: Option<IgnoredAny>,
     #[serde(borrow, default)]
     background: Option<&'a RawValue>,
+}
+
+/// Whether `prompt` is a text, a list of token ids, or a list with one of either.
+fn is_one_prompt(raw: &RawValue) -> bool {
+    let Some(items) = raw.get().strip_prefix('[') else {
+        return true;
+    };
+    if items
+        .trim_start()
+        .starts_with(|first: char| first.is_ascii_digit())
+    {
+        return true; // token ids
+    }
+    let items = serde_json::from_str::<Vec<&RawValue>>(raw.get());
+    items.is_ok_and(|items| items.len() == 1)
 }
 
 /// Which field holds the prompt.
@@ -192,6 +215,21 @@ impl<'a> RequestView<'a> {
     /// How many choices are asked for.
     pub fn choices(&self) -> usize {
         self.n.and_then(|raw| raw.get().parse().ok()).unwrap_or(1)
+    }
+
+    /// Whether one engine may compute the prompt and another generate: one prompt, one choice, and nothing
+    /// asked about the prompt's own tokens, which only who computes them can tell.
+    pub fn can_be_split(&self) -> bool {
+        let is = |raw: Option<&RawValue>, plain: &[&str]| {
+            raw.is_none_or(|raw| plain.contains(&raw.get()))
+        };
+        let unset = ["null", "false", "0"];
+        is(self.n, &["null", "1"])
+            && is(self.best_of, &["null", "1"])
+            && is(self.prompt_logprobs, &["null", "false"])
+            && is(self.echo, &unset)
+            && is(self.use_beam_search, &unset)
+            && self.prompt.is_none_or(is_one_prompt)
     }
 
     /// Whether a server is to remember the answer, or to refer to what one remembers. The answers of
@@ -339,6 +377,30 @@ mod tests {
         assert_eq!(opening.system, b"\"S\"");
         assert_eq!(opening.first, br#"[{"type":"x_new"}]"#);
         assert_eq!(opening.tools, br#"[{"name":"t"}]"#);
+    }
+
+    #[test]
+    fn one_prompt_with_one_choice_can_be_split_and_nothing_else() {
+        for plain in [
+            r#"{"messages":[]}"#,
+            r#"{"n":1,"best_of":null,"echo":false,"prompt":"x"}"#,
+            r#"{"prompt":[1,2,3]}"#,
+            r#"{"prompt":[ [1,2,3] ]}"#,
+            r#"{"prompt":["x"],"logprobs":5}"#,
+        ] {
+            assert!(view(plain).can_be_split(), "{plain}");
+        }
+        for whole in [
+            r#"{"n":2}"#,
+            r#"{"best_of":3}"#,
+            r#"{"prompt":["x","y"]}"#,
+            r#"{"prompt":[[1],[2]]}"#,
+            r#"{"prompt_logprobs":0}"#,
+            r#"{"echo":true}"#,
+            r#"{"use_beam_search":true}"#,
+        ] {
+            assert!(!view(whole).can_be_split(), "{whole}");
+        }
     }
 
     #[test]

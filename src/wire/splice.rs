@@ -170,16 +170,77 @@ pub struct AnswerEdit {
     pub model: Option<String>,
     /// Drop the chunk that only carries usage: the client did not ask for it, we did.
     pub strip_usage_chunk: bool,
+    /// What counts as cached of the prompt, where the engine that answers does not know.
+    pub cached: Option<Cached>,
+}
+
+/// Cached tokens of a prompt that another engine has computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cached {
+    /// As that one says.
+    Tokens(u64),
+    /// It does not say: then nobody says.
+    Unknown,
+}
+
+impl Cached {
+    /// Of what that engine has said.
+    pub fn of(tokens: Option<u64>) -> Self {
+        tokens.map_or(Cached::Unknown, Cached::Tokens)
+    }
+
+    /// The same for one event of a stream.
+    fn put_into_event(self, event: &[u8]) -> Option<Bytes> {
+        memchr::memmem::find(event, b"\"cached_tokens\"")?;
+        match data_of(event)? {
+            Cow::Borrowed(data) => Some(replace(event, data, &self.put_into(data)?)),
+            Cow::Owned(_) => None, // data in several lines is no JSON of an engine's
+        }
+    }
+
+    /// The text of an answer with the count in place; none when there is no count in it. Only the count's own
+    /// digits are touched, or, where nothing can be said, the object around it.
+    fn put_into(self, whole: &[u8]) -> Option<Bytes> {
+        #[derive(Deserialize)]
+        struct Details<'a> {
+            #[serde(borrow, default)]
+            cached_tokens: Option<&'a RawValue>,
+        }
+        #[derive(Deserialize)]
+        struct Usage<'a> {
+            #[serde(borrow, default)]
+            prompt_tokens_details: Option<&'a RawValue>,
+        }
+        #[derive(Deserialize)]
+        struct Answer<'a> {
+            #[serde(borrow, default)]
+            usage: Option<Usage<'a>>,
+        }
+        memchr::memmem::find(whole, b"\"cached_tokens\"")?;
+        let details = serde_json::from_slice::<Answer<'_>>(whole).ok()?.usage?;
+        let details = details.prompt_tokens_details?.get();
+        let said = serde_json::from_str::<Details<'_>>(details)
+            .ok()?
+            .cached_tokens?;
+        Some(match self {
+            Cached::Tokens(tokens) => {
+                replace(whole, said.get().as_bytes(), tokens.to_string().as_bytes())
+            }
+            Cached::Unknown => replace(whole, details.as_bytes(), b"null"),
+        })
+    }
 }
 
 impl AnswerEdit {
     /// Whether answers pass untouched.
     pub fn is_none(&self) -> bool {
-        self.model.is_none() && !self.strip_usage_chunk
+        self.model.is_none() && !self.strip_usage_chunk && self.cached.is_none()
     }
 
     /// A whole JSON answer; what is no JSON passes.
     pub fn json(&self, body: &Bytes) -> Bytes {
+        let counted = self.cached.and_then(|cached| cached.put_into(body));
+        let body = counted.as_ref().unwrap_or(body);
         let Some(model) = &self.model else {
             return body.clone();
         };
@@ -205,6 +266,18 @@ impl AnswerEdit {
 
     /// One event of a stream.
     pub fn event(&self, event: &[u8]) -> Edit {
+        let counted = self.cached.and_then(|cached| cached.put_into_event(event));
+        match counted {
+            None if self.model.is_none() && !self.strip_usage_chunk => Edit::Keep,
+            None => self.named(event),
+            Some(counted) => match self.named(&counted) {
+                Edit::Keep => Edit::Replace(counted),
+                changed => changed,
+            },
+        }
+    }
+
+    fn named(&self, event: &[u8]) -> Edit {
         let Some(data) = data_of(event) else {
             return Edit::Keep;
         };
@@ -300,7 +373,7 @@ mod tests {
     fn a_long_answer_is_renamed_by_its_beginning_or_not_at_all() {
         let edit = AnswerEdit {
             model: Some("\"gpt\"".into()),
-            strip_usage_chunk: false,
+            ..AnswerEdit::default()
         };
         let renamed = |text: &str| edit.json_beginning(&Bytes::copy_from_slice(text.as_bytes()));
         for (before, after) in [
@@ -326,7 +399,7 @@ mod tests {
     fn only_the_usage_chunk_is_stripped_and_only_when_asked() {
         let strip = AnswerEdit {
             strip_usage_chunk: true,
-            model: None,
+            ..AnswerEdit::default()
         };
         let usage = br#"data: {"id":"x","choices":[],"usage":{"prompt_tokens":1}}"#;
         let last = br#"data: {"choices":[{"delta":{"content":"x"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1}}"#;
@@ -341,7 +414,7 @@ mod tests {
     fn the_alias_replaces_the_engines_name_and_nothing_else() {
         let edit = AnswerEdit {
             model: Some("\"gpt\"".into()),
-            strip_usage_chunk: false,
+            ..AnswerEdit::default()
         };
         let event = b"data: {\"id\":\"1\",\"model\":\"served\",\"choices\":[{\"delta\":{\"content\":\"\\\"model\\\":\\\"served\\\"\"}}]}\n\n";
         let Edit::Replace(out) = edit.event(event) else {
@@ -356,5 +429,39 @@ mod tests {
         let body = Bytes::from_static(b"{\"model\":\"served\",\"x\":1.0}");
         assert_eq!(edit.json(&body), "{\"model\":\"gpt\",\"x\":1.0}");
         assert_eq!(edit.json(&Bytes::from_static(b"<html>")), "<html>");
+    }
+
+    #[test]
+    fn cached_tokens_are_those_of_who_computed_the_prompt_or_nobody_says() {
+        let of = |cached| AnswerEdit {
+            cached: Some(cached),
+            ..AnswerEdit::default()
+        };
+        let answer = r#"{"x":1.0,"usage":{"prompt_tokens":100,"prompt_tokens_details":{"cached_tokens": 100,"audio":2}},"y":"\"cached_tokens\""}"#;
+        let edited = |cached, text: &str| of(cached).json(&Bytes::copy_from_slice(text.as_bytes()));
+        assert_eq!(
+            edited(Cached::Tokens(20), answer),
+            answer.replace(" 100,\"audio", " 20,\"audio")
+        );
+        let left_out = answer.replace(r#"{"cached_tokens": 100,"audio":2}"#, "null");
+        assert_eq!(edited(Cached::Unknown, answer), left_out);
+        for silent in [
+            r#"{"usage":{"prompt_tokens":100}}"#,
+            r#"{"usage":null,"z":"\"cached_tokens\""}"#,
+            r#"{"cached_tokens":5}"#,
+            "cached_tokens",
+        ] {
+            assert_eq!(edited(Cached::Tokens(20), silent), silent);
+        }
+        let event = format!("id: 7\ndata: {answer}\n\n");
+        let expected = event.replace(" 100,\"audio", " 20,\"audio");
+        assert_eq!(
+            of(Cached::Tokens(20)).event(event.as_bytes()),
+            Edit::Replace(expected.into())
+        );
+        assert_eq!(
+            of(Cached::Unknown).event(b"data: {\"choices\":[]}\n\n"),
+            Edit::Keep
+        );
     }
 }

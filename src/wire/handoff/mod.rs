@@ -95,6 +95,18 @@ pub trait Connector: std::fmt::Debug + Send + Sync {
     /// # Errors
     /// What the pair lacks.
     fn decode(&self, split: &Split<'_>, prefilled: Prefilled<'_>) -> Result<Leg, Lack>;
+
+    /// What the decode engine is sent when the client has left before it was sent the request, where prefill
+    /// holds blocks until they are fetched. None where nothing is held.
+    fn release(&self, _: &Split<'_>, _: Prefilled<'_>) -> Option<Leg> {
+        None
+    }
+
+    /// What is wrong with the parameters that prefill answered with, if they cannot be what this connector hands
+    /// over: then decode is not sent anything.
+    fn fault_of(&self, _: Prefilled<'_>) -> Option<&'static str> {
+        None
+    }
 }
 
 /// What must be known of an engine for this connector, and is not.

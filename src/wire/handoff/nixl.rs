@@ -39,4 +39,40 @@ impl Connector for Nixl {
             request_id: split.request_id.into(),
         })
     }
+
+    /// The blocks are fetched for a request of one token, which ends by itself.
+    fn release(&self, split: &Split<'_>, prefilled: Prefilled<'_>) -> Option<Leg> {
+        let Prefilled::Params(params) = prefilled else {
+            return None;
+        };
+        Some(Leg {
+            body: with_member(&prefill_body(split.body), "kv_transfer_params", params),
+            request_id: split.request_id.into(),
+        })
+    }
+
+    fn fault_of(&self, prefilled: Prefilled<'_>) -> Option<&'static str> {
+        let Prefilled::Params(params) = prefilled else {
+            return None;
+        };
+        #[derive(serde::Deserialize)]
+        struct Params<'a> {
+            #[serde(borrow, default)]
+            remote_engine_id: Option<&'a serde_json::value::RawValue>,
+            #[serde(borrow, default)]
+            remote_block_ids: Option<&'a serde_json::value::RawValue>,
+        }
+        match serde_json::from_str::<Params<'_>>(params) {
+            Ok(Params {
+                remote_engine_id: None,
+                ..
+            }) => Some("kv_transfer_params without remote_engine_id"),
+            Ok(Params {
+                remote_block_ids: None,
+                ..
+            }) => Some("kv_transfer_params without remote_block_ids"),
+            Ok(_) => None,
+            Err(_) => Some("kv_transfer_params that cannot be read"),
+        }
+    }
 }
