@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tracing::{error, warn};
 
 /// Asks where a request goes. The answer holds the backend's in-flight count.
-#[derive(Debug, Message)]
+#[derive(Debug, Clone, Message)]
 #[rtype(result = "Result<Placement, NoBackend>")]
 pub struct Route {
     /// The model, as backends name it.

@@ -78,9 +78,6 @@ impl Cli {
                 }
                 let count = loaded.settings.backends.len();
                 println!("ok: {count} backend{}", if count == 1 { "" } else { "s" });
-                for section in loaded.settings.inactive() {
-                    println!("note: {section} is checked but not active in this version");
-                }
                 0
             }),
             None => self.with_settings(|loaded| crate::startup::run(loaded.settings)),

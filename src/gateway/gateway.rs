@@ -1,6 +1,7 @@
 //! What requests share: once per process ([`Gateway`]) and once per worker thread ([`Worker`]).
 
 use crate::cache::AnswerCache;
+use crate::handoff::Splitting;
 use crate::kv::TokenCache;
 use crate::settings::Settings;
 use crate::telemetry::handles::Handles;
@@ -29,6 +30,8 @@ pub struct Gateway {
     pub sharing: Option<Arc<ShareState>>,
     /// Answers that are kept, when `response_cache` is on.
     pub cache: Option<Arc<AnswerCache>>,
+    /// Hands prompts' KV from one engine to another, when `disaggregated_serving` is on.
+    pub split: Option<Splitting>,
     /// Makes tokens of prompts, by model.
     pub encoders: Encoders,
     /// The threads on which they do.

@@ -3,6 +3,7 @@
 
 use crate::cache;
 use crate::gateway::{Buffered, Gateway, Phase, Phases, Requests, Worker};
+use crate::handoff;
 use crate::http;
 use crate::kv::{TokenCache, parity, share, wiring};
 use crate::redis::Redis;
@@ -123,15 +124,10 @@ impl Signals {
 /// # Errors
 /// When the address cannot be bound; the message names it.
 pub async fn start(mut settings: Settings) -> std::io::Result<Running> {
-    for section in settings.inactive() {
-        warn!(
-            section,
-            "this section is checked but not active in this version"
-        );
-    }
     let encoders = tokenize::load(&settings)?;
     let client = Client::new(client_settings(&settings));
     let mut index = wiring::wire(&mut settings, &client);
+    let groups = handoff::wiring::group(&mut settings);
     let redis = Redis::where_used(&settings).map_err(std::io::Error::other)?;
     let shared = settings.kv_cache_index.shared;
     let sharing = index.as_mut().filter(|_| shared).zip(redis.clone());
@@ -154,6 +150,7 @@ pub async fn start(mut settings: Settings) -> std::io::Result<Running> {
         weights: wiring::weights(&settings),
     };
     let gateway = Arc::new(Gateway {
+        split: handoff::wiring::start(&settings, groups, rules, &directory),
         router: RouterSeed::new(directory.clone(), rules),
         directory,
         kv,

@@ -1,6 +1,7 @@
 //! The parts of OpenAI answers that both the gateway and the simulator write or read.
 //! Source: the OpenAI API reference and what vLLM sends.
 
+use crate::splice::Cached;
 use serde::{Deserialize, Serialize};
 
 /// The error envelope: `{"error":{"message","type","param","code"}}`.
@@ -44,6 +45,16 @@ pub struct Usage {
 }
 
 impl Usage {
+    /// Says what counts as cached in place of what the engine has said, if it has said something.
+    pub fn put_cached(&mut self, cached: Cached) {
+        if let Some(details) = &mut self.prompt_tokens_details {
+            details.cached_tokens = match cached {
+                Cached::Tokens(tokens) => Some(tokens),
+                Cached::Unknown => None,
+            };
+        }
+    }
+
     /// Prompt tokens from the engine's prefix cache; none when it does not say.
     pub fn cached_tokens(&self) -> Option<u64> {
         self.prompt_tokens_details?.cached_tokens

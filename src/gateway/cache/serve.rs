@@ -64,6 +64,7 @@ pub async fn serve(
         edit: AnswerEdit {
             model: call.edit.model.take(),
             strip_usage_chunk: !wish.wants_usage,
+            cached: None,
         },
     };
     if wish.may_read

@@ -5,6 +5,7 @@ use actix_web::HttpResponse;
 use actix_web::http::StatusCode;
 use actix_web::http::header::{CONNECTION, RETRY_AFTER};
 use routing::choose::NoBackend;
+use routing::disagg::Step;
 use std::time::Duration;
 use wire::openai::{ErrorBody, ErrorDetail};
 use wire::request::BodyFault;
@@ -104,6 +105,12 @@ pub enum Refusal {
     Draining,
     /// No backend for this model.
     NoBackend(NoBackend, String),
+    /// Nobody can do this step of serving the model now.
+    NoWorker(Step, String),
+    /// A step of a split request failed, and nobody stands in.
+    Step(Step, ErrorKind, String),
+    /// Who pairs workers does not answer, and nobody stands in.
+    NoCoordinator,
     /// The router actor is gone and could not be replaced.
     NoRouter,
     /// This machine has no socket left for a connection to a backend.
@@ -136,8 +143,11 @@ impl Refusal {
             Refusal::NoSuchModel(_) | Refusal::NoBackend(NoBackend::UnknownModel, _) => {
                 (By::Client, ErrorKind::UnknownModel)
             }
-            Refusal::NoBackend(..) => (By::Router, ErrorKind::NoBackend),
-            Refusal::NoRouter | Refusal::NoSocket => (By::Router, ErrorKind::Internal),
+            Refusal::NoBackend(..) | Refusal::NoWorker(..) => (By::Router, ErrorKind::NoBackend),
+            Refusal::Step(_, kind, _) => (By::Backend, *kind),
+            Refusal::NoCoordinator | Refusal::NoRouter | Refusal::NoSocket => {
+                (By::Router, ErrorKind::Internal)
+            }
             Refusal::Backend(kind, _) => (By::Backend, *kind),
         }
     }
@@ -148,9 +158,16 @@ impl Refusal {
             Refusal::Body(_) => StatusCode::BAD_REQUEST,
             Refusal::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Refusal::TooSlow(_) => StatusCode::REQUEST_TIMEOUT,
-            Refusal::TooManyBytes | Refusal::Draining | Refusal::NoRouter | Refusal::NoSocket => {
-                StatusCode::SERVICE_UNAVAILABLE
+            Refusal::Step(_, ErrorKind::FirstByteTimeout | ErrorKind::IdleTimeout, _) => {
+                StatusCode::GATEWAY_TIMEOUT
             }
+            Refusal::TooManyBytes
+            | Refusal::Draining
+            | Refusal::NoWorker(..)
+            | Refusal::Step(..)
+            | Refusal::NoCoordinator
+            | Refusal::NoRouter
+            | Refusal::NoSocket => StatusCode::SERVICE_UNAVAILABLE,
             Refusal::NoBackend(NoBackend::UnknownModel, _)
             | Refusal::NoSuchModel(_)
             | Refusal::UnknownPath(_) => StatusCode::NOT_FOUND,
@@ -165,7 +182,8 @@ impl Refusal {
         }
     }
 
-    fn message(&self) -> String {
+    /// One sentence for the client.
+    pub fn message(&self) -> String {
         match self {
             Refusal::Body(fault) => fault.message.clone(),
             Refusal::TooLarge(limit) => format!("the request body is larger than {limit} bytes"),
@@ -188,6 +206,12 @@ impl Refusal {
             Refusal::NoBackend(NoBackend::NoneServing, model) => {
                 format!("no backend for `{model}` can take requests now")
             }
+            Refusal::NoWorker(step, model) => {
+                let step = step.as_str();
+                format!("no {step} worker for `{model}` can take requests now")
+            }
+            Refusal::Step(step, _, what) => format!("the {} step failed: {what}", step.as_str()),
+            Refusal::NoCoordinator => "the coordinator of split serving is restarting".into(),
             Refusal::NoRouter => "the router is restarting".into(),
             Refusal::NoSocket => {
                 "the gateway has no socket left for a connection to a backend".into()
@@ -220,12 +244,30 @@ impl Refusal {
     pub fn body(&self) -> ErrorBody {
         let param = match self {
             Refusal::Body(fault) => fault.param.map(str::to_owned),
-            Refusal::NoBackend(..) | Refusal::NoSuchModel(_) => Some("model".to_owned()),
+            Refusal::NoBackend(..) | Refusal::NoWorker(..) | Refusal::NoSuchModel(_) => {
+                Some("model".to_owned())
+            }
             _ => None,
         };
         let code = match self {
             Refusal::NoBackend(NoBackend::UnknownModel, _) | Refusal::NoSuchModel(_) => {
                 "model_not_found"
+            }
+            Refusal::NoWorker(step, _) => match step {
+                Step::Prefill => "no_prefill_worker",
+                Step::Decode => "no_decode_worker",
+                Step::Unified => "no_unified_worker",
+            },
+            Refusal::Step(step, ..) => {
+                let timed_out = self.status() == StatusCode::GATEWAY_TIMEOUT;
+                match (step, timed_out) {
+                    (Step::Prefill, false) => "prefill_failed",
+                    (Step::Prefill, true) => "prefill_timeout",
+                    (Step::Decode, false) => "decode_failed",
+                    (Step::Decode, true) => "decode_timeout",
+                    (Step::Unified, false) => "unified_failed",
+                    (Step::Unified, true) => "unified_timeout",
+                }
             }
             _ => self.blame().1.as_str(),
         };

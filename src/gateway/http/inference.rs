@@ -104,6 +104,7 @@ pub(super) fn call(
     let edit = AnswerEdit {
         model: alias.map(|_| serde_json::Value::from(&*asked).to_string()),
         strip_usage_chunk: ask_usage,
+        cached: None,
     };
     let rewritten = rewrite(&body.bytes, &view, alias.map(|model| &**model), ask_usage);
     let session = session(request, &settings.session_header, &view);
@@ -114,6 +115,8 @@ pub(super) fn call(
     });
     let asks_usage = ask_usage || view.wants_usage();
     let call = Call {
+        may_split: route.is_openai_stream() && view.can_be_split(),
+        request_id: request_id.into(),
         route,
         asks_usage,
         wants_stream,

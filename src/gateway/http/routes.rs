@@ -90,6 +90,11 @@ impl ApiRoute {
         )
     }
 
+    /// Whether engines generate for it, or compute over whole prompts; the others only look words up.
+    pub fn generates(self) -> bool {
+        !matches!(self, ApiRoute::Tokenize | ApiRoute::Detokenize)
+    }
+
     /// Whether its streams end with `data: [DONE]`, and usage can be asked for.
     pub fn is_openai_stream(self) -> bool {
         matches!(self, ApiRoute::Chat | ApiRoute::Completions)

@@ -4,7 +4,8 @@
 use super::Found;
 use actix::Addr;
 use actors::backend::{Backend, Standing};
-use actors::index_shard::{DispatchEnded, Dispatched, Fate, IndexShard};
+use actors::index_shard::{DispatchEnded, Dispatched, Fate, HandedOver, IndexShard};
+use actors::placement::Placement;
 use routing::block::BlockHash;
 use routing::prefix_index::HolderId;
 use routing::score::{Basis, Reach};
@@ -62,6 +63,39 @@ impl Dispatch {
     pub fn served(&mut self) {
         self.served = true;
         self.standing.count_served();
+    }
+}
+
+/// A prompt that storage will have once its prefill is done.
+pub struct Stored {
+    shard: Addr<IndexShard>,
+    namespace: HolderId,
+    chains: Vec<Arc<[BlockHash]>>,
+}
+
+impl Stored {
+    /// For a worker that writes its storage through; none where nothing is known of the prompt's blocks.
+    pub fn new(found: &Found, placement: &Placement) -> Option<Self> {
+        let backend = placement.in_flight.backend();
+        let namespace = backend.spec.kv.writes?;
+        let cuts = found.cuts_at(backend, placement.reach.as_ref()?);
+        let by_tokens = cuts.filter(|cut| cut.basis == Basis::Tokens);
+        Some(Stored {
+            shard: found.shard.clone(),
+            namespace,
+            chains: by_tokens.map(|cut| cut.chain.clone()).collect(),
+        })
+    }
+
+    /// It is done.
+    pub fn tell(self) {
+        for chain in self.chains {
+            // bounded by the requests in flight
+            self.shard.do_send(HandedOver {
+                namespace: self.namespace,
+                chain,
+            });
+        }
     }
 }
 

@@ -27,6 +27,8 @@ const CHAIN_BLOCKS_MAX: usize = 65_536;
 /// Larger bodies are not looked up: reading and hashing them would hold up others on this thread. About a
 /// million tokens of text.
 const BODY_BYTES_MAX: usize = 4 << 20;
+/// What a token of text is taken to be long.
+const BYTES_PER_TOKEN: usize = TEXT_BLOCK_BYTES / TEXT_BLOCK_TOKENS as usize;
 /// Different block sizes of one model's engines that a prompt is cut by.
 const BLOCK_SIZES_MAX: usize = 4;
 
@@ -100,6 +102,19 @@ pub async fn look(call: &Call, worker: &Worker, kv: &KvIndexHandle) -> Result<Fo
     })
 }
 
+/// Tokens of a prompt that was not looked up: as given, or by the length of its text.
+pub fn tokens_by_text(call: &Call) -> u64 {
+    let Some(view) = PromptView::parse(&call.body) else {
+        return 0;
+    };
+    let given = view.given().map(|tokens| tokens.len());
+    let by_text = || {
+        view.text(call.route)
+            .map_or(0, |(_, text)| text.len() / BYTES_PER_TOKEN)
+    };
+    given.unwrap_or_else(by_text) as u64
+}
+
 fn overlap((cut, runs): (&Cut, Vec<Run>)) -> PromptOverlap {
     PromptOverlap {
         basis: cut.basis,
@@ -168,7 +183,7 @@ fn by_text(call: &Call, view: &PromptView<'_>) -> Option<Cut> {
     Some(Cut {
         basis: Basis::Text,
         block_size: TEXT_BLOCK_TOKENS,
-        tokens: (text.len() / (TEXT_BLOCK_BYTES / TEXT_BLOCK_TOKENS as usize)) as u32,
+        tokens: (text.len() / BYTES_PER_TOKEN) as u32,
         chain: text_chain(&call.model, &head, text).into(),
     })
 }

@@ -74,7 +74,7 @@ impl Holders {
 /// that it names itself, and nothing in storage that it would only inherit.
 fn access(settings: &Settings, at: usize, holders: &mut Holders) -> Option<Access> {
     let backend = &settings.backends[at];
-    let own = settings.backend_storage.get(&backend.name);
+    let own = settings.backend_extras.storage.get(&backend.name);
     let inherited = settings
         .disaggregated_serving
         .default_external_storage
@@ -168,6 +168,9 @@ fn seat(settings: &Settings, at: usize, access: Option<Access>, holders: &mut Ho
     let tokenizer = index.tokenizers.get(&model(settings, at));
     let reads = access.filter(|access| access.reads);
     KvSeat {
+        writes: access
+            .filter(|access| access.writes)
+            .map(|access| access.namespace),
         memories: holders.memories(source.map_or(1, |source| source.dp_size)),
         reads: reads.map(|access| access.namespace).into_iter().collect(),
         standing: Arc::new(Standing::new(

@@ -18,13 +18,15 @@ use bytes::Bytes;
 use futures_util::future::LocalBoxFuture;
 use hyper::{HeaderMap, StatusCode};
 use metrics::counter;
+use std::cell::Cell;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
-use tokio::time::Sleep;
+use tokio::time::{Instant as TokioInstant, Sleep};
 use tracing::warn;
 use wire::openai::Usage;
+use wire::splice::Cached;
 
 /// An answer that the client shall get.
 pub enum Opened {
@@ -59,9 +61,16 @@ pub struct StreamParts {
     pub first: Bytes,
     /// Counts it.
     pub attempt: Attempt,
+    /// When the first leg that led to it was sent.
+    pub begun: TokioInstant,
+    /// What counts as cached, where another engine computed the prompt.
+    pub cached: Option<CachedElsewhere>,
     /// Whose thread this is.
     pub worker: Rc<Worker>,
 }
+
+/// Cached tokens of a prompt as the engine says that computed it: perhaps while the answer is on its way.
+pub type CachedElsewhere = Rc<Cell<Cached>>;
 
 impl Opened {
     /// The answer for the client.
@@ -157,15 +166,17 @@ impl StreamParts {
 impl AnswerBody {
     fn new(mut parts: StreamParts, call: &Call, report: Report) -> Self {
         if parts.is_events {
-            let ttft = parts.attempt.sent.elapsed();
-            parts.attempt.in_flight().first_byte(Some(ttft));
+            let of_leg = parts.attempt.sent.elapsed();
+            parts.attempt.in_flight().first_byte(Some(of_leg));
+            let ttft = parts.begun.elapsed();
             parts.attempt.handles().ttft.record(ttft.as_secs_f64());
         }
         let length = parts
             .body
             .length()
             .filter(|_| call.edit.is_none() && !parts.is_events);
-        let events = parts.is_events.then(|| Events::new(call));
+        let cached = parts.cached.take();
+        let events = parts.is_events.then(|| Events::new(call, cached));
         let idle_timeout = parts.worker.gateway.settings.upstream.idle_timeout;
         let server = &parts.worker.gateway.settings.server;
         AnswerBody {

@@ -7,22 +7,26 @@ use super::setback::Setback;
 use super::{Call, headers, verdict};
 use crate::gateway::Worker;
 use crate::http::error::ErrorKind;
+use crate::http::routes::ApiRoute;
 use crate::kv::Dispatch;
 use crate::telemetry::handles::BackendHandles;
-use crate::telemetry::report::Report;
+use crate::telemetry::names;
 use crate::upstream::{Outgoing, Reply, SendError, bearer};
 use actors::backend::{Backend, BackendSpec, InFlight, Outcome};
-use actors::router::Placement;
+use actors::disagg_coordinator::Lease;
+use actors::placement::Placement;
 use bytes::{Bytes, BytesMut};
-use hyper::Method;
 use hyper::header::{AUTHORIZATION, HeaderValue};
+use hyper::{HeaderMap, Method};
+use metrics::counter;
 use routing::retry::Setback as Why;
 use std::rc::Rc;
+use std::time::Duration;
 use tokio::time::Instant;
 use wire::sse::{Boundaries, data_of};
 
 /// Answers up to this are held until they are whole, and checked; longer ones are passed on.
-const HELD_ANSWER_MAX: usize = 1 << 20;
+pub const HELD_ANSWER_MAX: usize = 1 << 20;
 /// The first event of a stream is waited for up to this.
 const FIRST_EVENT_MAX: usize = 64 << 10;
 
@@ -32,14 +36,22 @@ pub struct Attempt {
     handles: Rc<BackendHandles>,
     outcome: Outcome,
     dispatch: Option<Dispatch>,
+    lease: Option<Lease>,
+    leg: Option<&'static str>,
     /// When it began.
     pub sent: Instant,
 }
 
 impl Attempt {
-    fn new(in_flight: InFlight, handles: Rc<BackendHandles>, dispatch: Option<Dispatch>) -> Self {
+    fn new(
+        in_flight: InFlight,
+        handles: Rc<BackendHandles>,
+        (dispatch, leg): (Option<Dispatch>, Option<&'static str>),
+    ) -> Self {
         Attempt {
             dispatch,
+            leg,
+            lease: None,
             in_flight: Some(in_flight),
             handles,
             outcome: Outcome::Cancelled,
@@ -64,6 +76,11 @@ impl Attempt {
         }
     }
 
+    /// It holds a pair of workers until it has ended.
+    pub fn hold(&mut self, lease: Lease) {
+        self.lease = Some(lease);
+    }
+
     /// The backend's metrics.
     pub fn handles(&self) -> &BackendHandles {
         &self.handles
@@ -80,41 +97,79 @@ const ONLY_DROP: &str = "only drop takes it";
 impl Drop for Attempt {
     fn drop(&mut self) {
         self.handles.count(self.outcome);
+        if let Some(leg) = self.leg {
+            let outcome = self.outcome.as_str();
+            counter!(names::SPLIT_LEGS, "leg" => leg, "outcome" => outcome).increment(1);
+        }
         if let Some(in_flight) = self.in_flight.take() {
             in_flight.finish(self.outcome);
         }
     }
 }
 
-/// Sends the request and reads as far as described above.
-pub async fn run(
-    call: &Call,
+/// What one backend is sent, and how long its first byte is waited for.
+pub struct Sending {
+    /// The path family.
+    pub route: ApiRoute,
+    /// All headers but the backend's own.
+    pub headers: HeaderMap,
+    /// The body.
+    pub body: Bytes,
+    /// When the first byte must have come, and the limit that this follows from.
+    pub first_byte: (Instant, Duration),
+    /// How it counts when it does not.
+    pub silence: Outcome,
+    /// Which leg of a split request it is; a label.
+    pub leg: Option<&'static str>,
+}
+
+impl Sending {
+    /// The request as the client meant it.
+    pub fn whole(call: &Call, worker: &Worker) -> Self {
+        let limit = first_byte_limit(call, worker);
+        Sending {
+            route: call.route,
+            headers: call.headers.clone(),
+            body: call.body.clone(),
+            first_byte: (Instant::now() + limit, limit),
+            silence: Outcome::Failure,
+            leg: None,
+        }
+    }
+}
+
+/// How long the first byte of an answer is waited for.
+pub fn first_byte_limit(call: &Call, worker: &Worker) -> Duration {
+    let upstream = &worker.gateway.settings.upstream;
+    match call.wants_stream {
+        true => upstream.first_byte_timeout,
+        false => upstream.first_byte_timeout_non_streaming,
+    }
+}
+
+/// Sends to a backend, and answers what it answers when that is a success.
+pub async fn send(
+    sending: Sending,
     worker: &Rc<Worker>,
     (placement, dispatch): (Placement, Option<Dispatch>),
-    report: &mut Report,
-) -> Result<Opened, Setback> {
+) -> Result<(Reply, Attempt, Patience), Setback> {
     let backend = placement.in_flight.backend().clone();
     let name = &*backend.spec.name;
     let rank = rank(&placement);
     let attempt = Attempt::new(
         placement.in_flight,
         worker.handles.backend(&backend),
-        dispatch,
+        (dispatch, sending.leg),
     );
-    let upstream = &worker.gateway.settings.upstream;
-    let first_byte = if call.wants_stream {
-        upstream.first_byte_timeout
-    } else {
-        upstream.first_byte_timeout_non_streaming
-    };
     let patience = Patience {
-        first_byte: (attempt.sent + first_byte, first_byte),
-        idle: upstream.idle_timeout,
+        first_byte: sending.first_byte,
+        idle: worker.gateway.settings.upstream.idle_timeout,
+        silence: sending.silence,
     };
-    let outgoing = outgoing(call, &backend.spec, rank);
+    let outgoing = outgoing(sending, &backend.spec, rank);
     let counts = &backend.live.counters.connections;
-    let sending = worker.client.send(&backend.spec.url, &outgoing, counts);
-    let reply = match tokio::time::timeout_at(patience.first_byte.0, sending).await {
+    let waited = worker.client.send(&backend.spec.url, &outgoing, counts);
+    let reply = match tokio::time::timeout_at(patience.first_byte.0, waited).await {
         Ok(Ok(reply)) => reply,
         Ok(Err(error)) => {
             // what went wrong on this side says nothing about the backend
@@ -127,26 +182,30 @@ pub async fn run(
             return Err(Setback::not_sent(&error, name));
         }
         Err(_) => {
-            attempt.end(Outcome::Failure);
-            return Err(Setback::silent(
-                ErrorKind::FirstByteTimeout,
-                first_byte,
-                name,
-            ));
+            attempt.end(patience.silence);
+            let limit = patience.first_byte.1;
+            return Err(Setback::silent(ErrorKind::FirstByteTimeout, limit, name));
         }
     };
-    drop(outgoing);
-    let opened = if !reply.status.is_success() {
-        Err(Setback::of_status(reply, attempt, &patience, name).await)
-    } else if headers::is_event_stream(&reply.headers) {
-        open_stream(reply, attempt, &patience, worker).await
-    } else {
-        read_whole((reply, call), attempt, &patience, worker).await
-    };
-    if opened.is_ok() {
-        report.first_byte();
+    if !reply.status.is_success() {
+        return Err(Setback::of_status(reply, attempt, &patience, name).await);
     }
-    opened
+    Ok((reply, attempt, patience))
+}
+
+/// Sends the request and reads as far as described above.
+pub async fn run(
+    sending: Sending,
+    worker: Rc<Worker>,
+    placed: (Placement, Option<Dispatch>),
+) -> Result<Opened, Setback> {
+    let route = sending.route;
+    let (reply, attempt, patience) = send(sending, &worker, placed).await?;
+    if headers::is_event_stream(&reply.headers) {
+        open_stream(reply, attempt, &patience, &worker).await
+    } else {
+        read_whole((reply, route), attempt, &patience, &worker).await
+    }
 }
 
 /// The data-parallel rank that holds the beginning of the prompt, where one does.
@@ -155,8 +214,8 @@ fn rank(placement: &Placement) -> Option<u32> {
     reach.memory?.rank
 }
 
-fn outgoing(call: &Call, spec: &BackendSpec, rank: Option<u32>) -> Outgoing {
-    let mut headers = call.headers.clone();
+fn outgoing(sending: Sending, spec: &BackendSpec, rank: Option<u32>) -> Outgoing {
+    let mut headers = sending.headers;
     if let Some(rank) = rank {
         headers.insert(headers::RANK, HeaderValue::from(rank));
     }
@@ -165,9 +224,9 @@ fn outgoing(call: &Call, spec: &BackendSpec, rank: Option<u32>) -> Outgoing {
     }
     Outgoing {
         method: Method::POST,
-        path: spec.url.path(call.route.path()),
+        path: spec.url.path(sending.route.path()),
         headers,
-        body: call.body.clone(),
+        body: sending.body,
     }
 }
 
@@ -183,7 +242,10 @@ async fn open_stream(
         Ok(found) => found,
         Err(interrupted) => {
             let name = attempt.backend().spec.name.clone();
-            attempt.end(Outcome::Failure);
+            attempt.end(match &interrupted {
+                Some(interrupted) => patience.outcome(interrupted),
+                None => Outcome::Failure,
+            });
             return Err(match interrupted {
                 Some(interrupted) => Setback::interrupted(interrupted, Why::Reset, &name),
                 None => {
@@ -212,13 +274,15 @@ async fn open_stream(
         body: reply.body,
         is_events: true,
         first,
+        begun: attempt.sent,
+        cached: None,
         attempt,
         worker: worker.clone(),
     })))
 }
 
 /// The beginning of a stream up to at least the end of its first event, and where that is.
-async fn first_event(
+pub async fn first_event(
     reply: &mut Reply,
     patience: &Patience,
 ) -> Result<(Bytes, usize), Option<Interrupted>> {
@@ -242,7 +306,7 @@ async fn first_event(
 
 /// A JSON answer: held until it is whole, unless it is very long.
 async fn read_whole(
-    (mut reply, call): (Reply, &Call),
+    (mut reply, route): (Reply, ApiRoute),
     mut attempt: Attempt,
     patience: &Patience,
     worker: &Rc<Worker>,
@@ -251,7 +315,7 @@ async fn read_whole(
     let Collected { bytes: body, end } = patience.collect(&mut reply, HELD_ANSWER_MAX).await;
     match end {
         End::Interrupted(interrupted) => {
-            attempt.end(Outcome::Failure);
+            attempt.end(patience.outcome(&interrupted));
             return Err(Setback::interrupted(interrupted, Why::Settled, &name));
         }
         End::More => {
@@ -263,16 +327,18 @@ async fn read_whole(
                 body: reply.body,
                 is_events: false,
                 first: body,
+                begun: attempt.sent,
+                cached: None,
                 attempt,
                 worker: worker.clone(),
             })));
         }
         End::Whole => {}
     }
-    match verdict::of_body(&body, call.route.answers_openai()) {
+    match verdict::of_body(&body, route.answers_openai()) {
         verdict::Body::Good(usage) => {
             attempt.prompt_is_computed();
-            let gave_up = call.route.is_openai_stream() && verdict::gave_up(&body);
+            let gave_up = route.is_openai_stream() && verdict::gave_up(&body);
             attempt.end(match gave_up {
                 false => Outcome::Success,
                 true => Outcome::Failure,

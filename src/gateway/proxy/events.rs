@@ -1,6 +1,7 @@
 //! Reads along with a stream of events: whether it is finished, what the engine counted, which
 //! events are changed on their way, and how an error of our own is put behind them.
 
+use super::answer::CachedElsewhere;
 use super::{Call, verdict};
 use crate::http::error::Refusal;
 use crate::telemetry::report::Report;
@@ -18,6 +19,7 @@ pub struct Events {
     scanner: EventScanner,
     editor: Option<EventEditor>,
     edit: AnswerEdit,
+    cached: Option<CachedElsewhere>,
     /// Whether a finish reason and `[DONE]` must come.
     needs_end: bool,
     /// Whether clients tell events by their `event:` line.
@@ -40,12 +42,13 @@ pub enum Ending {
 
 impl Events {
     /// At the start of a stream.
-    pub fn new(call: &Call) -> Self {
-        let edits = !call.edit.is_none();
+    pub fn new(call: &Call, cached: Option<CachedElsewhere>) -> Self {
+        let edits = !call.edit.is_none() || cached.is_some();
         Events {
             scanner: EventScanner::new(SCANNED_EVENT_MAX),
             editor: edits.then(|| EventEditor::new(SCANNED_EVENT_MAX)),
             edit: call.edit.clone(),
+            cached,
             needs_end: call.route.is_openai_stream(),
             has_names: call.route.has_named_events(),
             finished: false,
@@ -56,6 +59,10 @@ impl Events {
 
     /// Reads a chunk; answers the bytes to send.
     pub fn pass(&mut self, chunk: Bytes, report: &mut Report) -> Bytes {
+        if let Some(cached) = &self.cached {
+            self.edit.cached = Some(cached.get());
+            report.cached_elsewhere(cached.get());
+        }
         let (finished, done, error) = (&mut self.finished, &mut self.done, &mut self.error);
         self.scanner.feed(&chunk, |event| {
             let Event::Whole(event) = event else { return };

@@ -8,6 +8,7 @@ pub mod headers;
 mod patience;
 mod setback;
 mod shared;
+mod split;
 mod verdict;
 
 pub use answer::{AnswerBody, Opened};
@@ -21,13 +22,17 @@ use crate::telemetry::names;
 use crate::telemetry::prediction::Prediction;
 use crate::telemetry::report::Report;
 use actix_web::HttpResponse;
-use actors::router::{Placement, Route};
+use actors::placement::Placement;
+use actors::router::Route;
+use attempt::Sending;
 use bytes::Bytes;
 use hyper::HeaderMap;
 use metrics::counter;
 use routing::choose::{NoBackend, Reason};
 use routing::ids::{BackendId, PrefixKey, SessionKey};
+use routing::view::Role;
 use setback::Setback;
+use split::Way;
 use std::rc::Rc;
 use std::sync::Arc;
 use wire::splice::AnswerEdit;
@@ -54,6 +59,10 @@ pub struct Call {
     pub edit: AnswerEdit,
     /// Whether token counts are asked for, by the client or by us.
     pub asks_usage: bool,
+    /// Whether one engine may compute its prompt and another generate.
+    pub may_split: bool,
+    /// Given by the client, or made.
+    pub request_id: Arc<str>,
 }
 
 /// How the attempts ended.
@@ -110,11 +119,23 @@ async fn answer(call: &Call, worker: &Rc<Worker>, report: &mut Report, calls: u3
 /// The retry loop.
 async fn attempts(call: &Call, worker: &Rc<Worker>, report: &mut Report, calls: u32) -> Answer {
     worker.budget.borrow_mut().earn();
+    let found = kv::lookup::find(call, worker).await;
+    let (role, path) = match (split::way(call, worker), &worker.gateway.split) {
+        (Way::Split, Some(splitting)) => {
+            let asked = (found.as_ref(), calls);
+            return split::serve((call, splitting), worker, report, asked).await;
+        }
+        (Way::Whole(role, path), _) => (role, path),
+        (Way::Split, None) => (None, None),
+    };
+    report.path = path;
+    if let Some(path) = path {
+        counter!(names::SPLIT_REQUESTS, "path" => path.as_str()).increment(1);
+    }
     let mut tried = Vec::new();
     let mut setback: Option<Setback> = None;
-    let found = kv::lookup::find(call, worker).await;
     loop {
-        let placement = match place(call, worker, (&tried, found.as_ref())).await {
+        let placement = match place(worker, route(call, found.as_ref(), role, &tried)).await {
             Ok(placement) => placement,
             // nobody else can: the first failure says more than "nobody else"
             Err(refusal) => return setback.map_or(Answer::Refused(refusal), Answer::GivenUp),
@@ -134,8 +155,12 @@ async fn attempts(call: &Call, worker: &Rc<Worker>, report: &mut Report, calls: 
                 placement.reach.as_ref(),
             )
         });
-        match attempt::run(call, worker, (placement, dispatch), report).await {
-            Ok(opened) => return Answer::Opened(opened),
+        let sending = Sending::whole(call, worker);
+        match attempt::run(sending, worker.clone(), (placement, dispatch)).await {
+            Ok(opened) => {
+                report.first_byte();
+                return Answer::Opened(opened);
+            }
             Err(failed) => {
                 let more = tried.len() < calls as usize;
                 if !more || !failed.why.is_retryable() {
@@ -147,26 +172,27 @@ async fn attempts(call: &Call, worker: &Rc<Worker>, report: &mut Report, calls: 
     }
 }
 
+/// Where the request could go.
+fn route(call: &Call, found: Option<&Found>, role: Option<Role>, tried: &[BackendId]) -> Route {
+    Route {
+        model: call.model.clone(),
+        known: found.map(|found| found.known.clone()),
+        prefix: call.prefix,
+        session: call.session,
+        role,
+        tried: tried.to_vec(),
+    }
+}
+
 /// Asks this thread's router. One that died while it answered is replaced and asked again.
-async fn place(
-    call: &Call,
-    worker: &Worker,
-    (tried, found): (&[BackendId], Option<&Found>),
-) -> Result<Placement, Refusal> {
+async fn place(worker: &Worker, route: Route) -> Result<Placement, Refusal> {
     for _ in 0..2 {
         let Some(router) = worker.gateway.router.router() else {
             break;
         };
-        let route = Route {
-            model: call.model.clone(),
-            known: found.map(|found| found.known.clone()),
-            prefix: call.prefix,
-            session: call.session,
-            tried: tried.to_vec(),
-        };
-        if let Ok(answer) = router.send(route).await {
+        if let Ok(answer) = router.send(route.clone()).await {
             return answer
-                .map_err(|why: NoBackend| Refusal::NoBackend(why, call.model.to_string()));
+                .map_err(|why: NoBackend| Refusal::NoBackend(why, route.model.to_string()));
         }
     }
     Err(Refusal::NoRouter)

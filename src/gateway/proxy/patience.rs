@@ -2,6 +2,7 @@
 
 use crate::http::error::ErrorKind;
 use crate::upstream::Reply;
+use actors::backend::Outcome;
 use bytes::{Bytes, BytesMut};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -13,6 +14,8 @@ pub struct Patience {
     pub first_byte: (Instant, Duration),
     /// Between two chunks.
     pub idle: Duration,
+    /// How silence before the first byte counts.
+    pub silence: Outcome,
 }
 
 /// Why an answer could not be read on.
@@ -42,6 +45,14 @@ pub enum End {
 }
 
 impl Patience {
+    /// How an attempt counts whose answer could not be read on.
+    pub fn outcome(&self, interrupted: &Interrupted) -> Outcome {
+        match interrupted {
+            Interrupted::Silent(ErrorKind::FirstByteTimeout, _) => self.silence,
+            Interrupted::Silent(..) | Interrupted::Broken(_) => Outcome::Failure,
+        }
+    }
+
     /// For an answer whose head has come: the rest must not be waited for as long as a head.
     pub fn after_head(&self) -> Self {
         let soon = Instant::now() + self.idle;
@@ -53,6 +64,7 @@ impl Patience {
         Patience {
             first_byte,
             idle: self.idle,
+            silence: self.silence,
         }
     }
 

@@ -12,6 +12,7 @@ use actors::backend::Outcome;
 use bytes::Bytes;
 use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::{HeaderMap, StatusCode};
+use routing::disagg::Step;
 use routing::retry::Setback as Why;
 use std::time::Duration;
 use tracing::{debug, warn};
@@ -59,6 +60,48 @@ impl Setback {
     pub fn settled(self) -> Self {
         let why = Why::Settled;
         Setback { why, ..self }
+    }
+
+    /// Whether the engine says that the request itself is wrong.
+    pub fn is_refusal(&self) -> bool {
+        self.kind == ErrorKind::BadRequest
+    }
+
+    /// Whether nothing came in time.
+    pub fn is_silence(&self) -> bool {
+        self.why == Why::FirstByteTimeout
+    }
+
+    /// Whether what lies between two workers may be at fault: nothing came in time, or the engine itself says
+    /// that it failed. One that cannot be reached is its own fault.
+    pub fn may_be_the_way_between(&self) -> bool {
+        let engine_failed = matches!(self.kind, ErrorKind::Internal | ErrorKind::InStreamError);
+        self.is_silence() || engine_failed && matches!(self.answer, Given::Theirs(..))
+    }
+
+    /// Of a step of a split request, in our words.
+    pub fn of_step(self, step: Step) -> Self {
+        let what = match &self.answer {
+            Given::Ours(refusal) => refusal.message(),
+            Given::Theirs(status, _, body) => {
+                format!(
+                    "a backend answered {}: {}",
+                    status.as_u16(),
+                    excerpt(body).escape_debug()
+                )
+            }
+        };
+        Setback {
+            why: Why::Settled,
+            kind: self.kind,
+            answer: Given::Ours(Refusal::Step(step, self.kind, what)),
+        }
+    }
+
+    /// What must be known of a backend for a hand-off is not.
+    pub fn lacking(backend: &str, what: &str) -> Self {
+        let what = format!("lacks {what} for a hand-off");
+        Setback::unusable(Why::Settled, ErrorKind::Internal, backend, &what)
     }
 
     /// The backend gave nothing that can be passed on.

@@ -6,6 +6,7 @@ use crate::telemetry::report::Report;
 use actix_web::HttpResponse;
 use bytes::Bytes;
 use hyper::{HeaderMap, StatusCode};
+use routing::disagg::Path;
 use std::sync::Arc;
 use wire::openai::Usage;
 
@@ -20,6 +21,10 @@ pub struct Told {
     pub overlap: Option<(u32, u32)>,
     /// Calls that were made.
     pub attempts: u32,
+    /// How it was served, where serving is split.
+    pub path: Option<Path>,
+    /// Who computed the prompt, where that is not the one who answers.
+    pub prefill_backend: Option<Arc<str>>,
 }
 
 impl Told {
@@ -30,6 +35,8 @@ impl Told {
             decision: report.decision,
             overlap: report.overlap,
             attempts: report.attempts,
+            path: report.path,
+            prefill_backend: report.prefill_backend.clone(),
         }
     }
 
@@ -39,6 +46,8 @@ impl Told {
         report.decision = self.decision;
         report.overlap = self.overlap;
         report.attempts = self.attempts;
+        report.path = self.path;
+        report.prefill_backend.clone_from(&self.prefill_backend);
     }
 }
 

@@ -2,29 +2,39 @@
 
 use super::fault::Fault;
 use super::reader::Section;
-use super::sections::ExternalStorage;
+use super::sections::{ExternalStorage, KvPeerSettings};
 use actors::backend::{BackendSpec, BackendUrl, KvSeat, Secret};
-use routing::view::Role;
+use routing::view::{HandOffGroup, Role};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A label of metrics and a value of headers: long names help nobody.
 const NAME_LENGTH_MAX: usize = 128;
 
-pub(super) fn read(root: &Section<'_>) -> (Vec<BackendSpec>, BTreeMap<Arc<str>, ExternalStorage>) {
-    let mut specs = Vec::new();
-    let mut storage = BTreeMap::new();
-    for item in root.list("backends", "The engines. At least one.") {
-        let (spec, own) = backend(&item);
-        if let Some(own) = own {
-            storage.insert(spec.name.clone(), own);
-        }
-        specs.push(spec);
-    }
-    (specs, storage)
+/// What backends say of themselves, beyond what the cluster needs; by their names.
+#[derive(Debug, Clone, Default)]
+pub struct BackendExtras {
+    /// Storage of their own.
+    pub storage: BTreeMap<Arc<str>, ExternalStorage>,
+    /// How other engines reach them.
+    pub peers: BTreeMap<Arc<str>, KvPeerSettings>,
 }
 
-fn backend(s: &Section<'_>) -> (BackendSpec, Option<ExternalStorage>) {
+pub(super) fn read(root: &Section<'_>) -> (Vec<BackendSpec>, BackendExtras) {
+    let mut specs = Vec::new();
+    let mut extras = BackendExtras::default();
+    for item in root.list("backends", "The engines. At least one.") {
+        let (spec, own, peer) = backend(&item);
+        if let Some(own) = own {
+            extras.storage.insert(spec.name.clone(), own);
+        }
+        extras.peers.insert(spec.name.clone(), peer);
+        specs.push(spec);
+    }
+    (specs, extras)
+}
+
+fn backend(s: &Section<'_>) -> (BackendSpec, Option<ExternalStorage>, KvPeerSettings) {
     let name = s.required(
         "name",
         "Unique; appears in logs, metrics and the x-tidegate-backend header.",
@@ -65,7 +75,9 @@ fn backend(s: &Section<'_>) -> (BackendSpec, Option<ExternalStorage>) {
             "models",
             "The models it serves; empty: its /v1/models is asked.",
         ),
-        kv: KvSeat::default(), // given at startup, where all storage is known
+        // both are given at startup, where all storage is known
+        kv: KvSeat::default(),
+        group: HandOffGroup::default(),
         api_key: s
             .secret(
                 "api_key",
@@ -74,7 +86,7 @@ fn backend(s: &Section<'_>) -> (BackendSpec, Option<ExternalStorage>) {
             .map(Secret),
     };
     let storage = ExternalStorage::read(&s.section("external_storage", "Storage that it shares KV through; default: disaggregated_serving.default_external_storage."));
-    (spec, storage)
+    (spec, storage, KvPeerSettings::read(s))
 }
 
 pub(super) fn check(backends: &[BackendSpec], faults: &mut Vec<Fault>) {

@@ -11,15 +11,16 @@ mod sections;
 mod suggest;
 mod units;
 
+pub use backends::BackendExtras;
 use fault::Known;
 pub use fault::{Fault, Faults};
 pub use layers::{Environment, Source};
 pub use reference::{effective_yaml, reference_yaml};
 pub use sections::{
-    AdminSettings, BreakerSettings, CacheBackend, CacheSettings, DisaggSettings, DrainSettings,
-    EventSource, ExternalStorage, HealthCheckSettings, KvIndexSettings, L2Settings, L2Type,
-    LogFormat, LoggingSettings, PrefixSettings, RedisSettings, RetrySettings, ScoringSettings,
-    ServerSettings, Tokenizer, UpstreamSettings,
+    AdminSettings, BreakerSettings, CacheBackend, CacheSettings, ConnectorKind, DisaggSettings,
+    DrainSettings, EventSource, ExternalStorage, HealthCheckSettings, KvIndexSettings,
+    KvPeerSettings, L2Settings, L2Type, LogFormat, LoggingSettings, PrefixSettings, RedisSettings,
+    RetrySettings, ScoringSettings, ServerSettings, Tokenizer, UpstreamSettings,
 };
 
 use actix_web::http::header::HeaderName;
@@ -53,16 +54,16 @@ pub struct Settings {
     pub upstream: UpstreamSettings,
     /// Second attempts.
     pub retry: RetrySettings,
-    /// The response cache (not active yet).
+    /// The response cache.
     pub response_cache: CacheSettings,
     /// The KV index.
     pub kv_cache_index: KvIndexSettings,
-    /// Split serving (not active yet).
+    /// Split serving.
     pub disaggregated_serving: DisaggSettings,
     /// The engines.
     pub backends: Vec<BackendSpec>,
-    /// Storage named by backends of their own, by backend name.
-    pub backend_storage: BTreeMap<Arc<str>, ExternalStorage>,
+    /// What backends say of themselves beside that.
+    pub backend_extras: BackendExtras,
     /// Probes.
     pub health_checks: HealthCheckSettings,
     /// Circuit breakers.
@@ -101,15 +102,6 @@ pub fn load(sources: &[Source], environment: &Environment) -> Result<Loaded, Fau
         });
     }
     Err(Faults(faults))
-}
-
-impl Settings {
-    /// Sections that are switched on and not active in this version.
-    pub fn inactive(&self) -> Vec<&'static str> {
-        let sections = [("disaggregated_serving", self.disaggregated_serving.enabled)];
-        let on = sections.into_iter().filter(|(_, enabled)| *enabled);
-        on.map(|(section, _)| section).collect()
-    }
 }
 
 /// Every key there is, with default and description; list elements appear once, as `[]`.
@@ -162,8 +154,8 @@ fn read(root: &Section<'_>) -> Settings {
         "kv_cache_index",
         "Which backend holds which KV blocks, from the engines' own events.",
     ));
-    let disaggregated_serving = DisaggSettings::read(&root.section("disaggregated_serving", "Prefill on one backend, decode on another. Parsed and checked; not active in this version: roles are ignored and every backend serves whole requests."));
-    let (backends, backend_storage) = backends::read(root);
+    let disaggregated_serving = DisaggSettings::read(&root.section("disaggregated_serving", "Prefill on one backend, decode on another, which get the prompt's KV from each other. While it is off, roles are ignored and every backend serves whole requests."));
+    let (backends, backend_extras) = backends::read(root);
     let health_checks = HealthCheckSettings::read(&root.section("health_checks", "Probes. A backend that has not answered yet is probed every 500 ms; it takes requests after its first good answer."));
     let circuit_breaker = BreakerSettings::read(&root.section("circuit_breaker", "Takes a backend out of rotation after failures in a row, then tries one request at a time."));
     Settings {
@@ -181,7 +173,7 @@ fn read(root: &Section<'_>) -> Settings {
         kv_cache_index,
         disaggregated_serving,
         backends,
-        backend_storage,
+        backend_extras,
         health_checks,
         circuit_breaker,
     }
@@ -198,9 +190,12 @@ fn check_together(settings: &Settings, faults: &mut Vec<Fault>, warnings: &mut V
         .kv_cache_index
         .check(&names, settings.response_cache.redis.url.is_some(), faults);
     settings.response_cache.check(faults);
-    settings
-        .disaggregated_serving
-        .check(&settings.backends, faults, warnings);
+    settings.disaggregated_serving.check(
+        &settings.backends,
+        &settings.backend_extras.peers,
+        faults,
+        warnings,
+    );
     for (i, backend) in settings.backends.iter().enumerate() {
         if backend.models.is_empty() && !settings.health_checks.enabled {
             let path = format!("backends[{i}].models");

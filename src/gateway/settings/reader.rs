@@ -425,6 +425,29 @@ impl<'t> Section<'t> {
         self.value(key, doc, show, parse).unwrap_or_default()
     }
 
+    /// An object of the operator's own, as JSON; none when absent.
+    pub fn object_or_none(&self, key: &'static str, doc: &'static str) -> Option<String> {
+        let parse = |value: &Value| match value {
+            Value::Object(_) => Ok(value.clone()),
+            other => Err(format!("must be a map, not {}", kind(other))),
+        };
+        let show = (None, Value::clone);
+        let object = self.value(key, doc, show, parse)?;
+        Some(object.to_string())
+    }
+
+    /// One of several words, or none.
+    pub fn choice_or_none<T: Copy>(
+        &self,
+        key: &'static str,
+        choices: &[(&'static str, T)],
+        doc: &'static str,
+    ) -> Option<T> {
+        let parse = |value: &Value| parse_choice(choices, value);
+        let show = (None, |c: &(&'static str, T)| c.0.into());
+        self.value(key, doc, show, parse).map(|(_, choice)| choice)
+    }
+
     /// One of several words.
     pub fn choice<T: Copy>(
         &self,
@@ -434,16 +457,22 @@ impl<'t> Section<'t> {
         doc: &'static str,
     ) -> T {
         let find = |word: &str| choices.iter().find(|(name, _)| *name == word).copied();
-        let parse = |value: &Value| {
-            value.as_str().and_then(find).ok_or_else(|| {
-                let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
-                format!("must be one of {}", names.join(", "))
-            })
-        };
+        let parse = |value: &Value| parse_choice(choices, value);
         let default = find(default).expect("the default is a choice");
         let show = (Some(default), |c: &(&'static str, T)| c.0.into());
         self.value(key, doc, show, parse).unwrap_or(default).1
     }
+}
+
+fn parse_choice<T: Copy>(
+    choices: &[(&'static str, T)],
+    value: &Value,
+) -> Result<(&'static str, T), String> {
+    let named = |word: &str| choices.iter().find(|(name, _)| *name == word).copied();
+    value.as_str().and_then(named).ok_or_else(|| {
+        let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
+        format!("must be one of {}", names.join(", "))
+    })
 }
 
 fn as_text(value: &Value) -> Result<String, String> {

@@ -5,6 +5,8 @@ use crate::cache::AnswerCache;
 use crate::gateway::Gateway;
 use actors::backend::{Backend, Counters};
 use actors::cluster::ChildKind;
+use actors::directory::Snapshot;
+use actors::disagg_coordinator::SplitState;
 use actors::kv_index::{KvIndexHandle, SourceHandle};
 use actors::response_cache::{Outcome, TierStats};
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge};
@@ -12,7 +14,7 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use routing::cache_policy::{Skip, Why};
 use routing::health::HealthState;
 use routing::knowledge::Mode;
-use routing::view::{BackendView, Passage};
+use routing::view::{BackendView, Passage, Role};
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -55,6 +57,7 @@ fn install() -> PrometheusHandle {
         &LATENCY_BUCKETS,
     );
     builder = buckets(builder, names::TTFT, &LATENCY_BUCKETS);
+    builder = buckets(builder, names::SPLIT_LEG, &LATENCY_BUCKETS);
     builder = buckets(builder, names::ITL, &GAP_BUCKETS);
     builder = buckets(builder, names::KV_ASK, &ASK_BUCKETS);
     builder = buckets(builder, names::CACHE_LOOKUP, &TIER_BUCKETS);
@@ -109,6 +112,9 @@ pub fn render(gateway: &Gateway) -> String {
     }
     counter!(names::ACTOR_RESTARTS, "actor" => "cluster").absolute(snapshot.cluster_restarts);
     counter!(names::ACTOR_RESTARTS, "actor" => "router").absolute(gateway.router.restarts().get());
+    if let Some(splitting) = &gateway.split {
+        split(&splitting.coordinator.state, &snapshot);
+    }
     if let Some(kv) = &gateway.kv {
         kv_index(kv);
     }
@@ -127,6 +133,24 @@ pub fn render(gateway: &Gateway) -> String {
     let mut text = gateway.prometheus.render();
     text += &process_cpu();
     text
+}
+
+fn split(state: &SplitState, snapshot: &Snapshot) {
+    let steps = [
+        ("prefill", &state.steps.prefill),
+        ("decode", &state.steps.decode),
+    ];
+    for (step, count) in steps {
+        gauge!(names::SPLIT_PAIRS, "step" => step).set(count.load(Relaxed) as f64);
+    }
+    gauge!(names::SPLIT_SUSPENDED).set(state.suspended.load(Relaxed) as f64);
+    counter!(names::ACTOR_RESTARTS, "actor" => "disagg_coordinator")
+        .absolute(state.restarts.load(Relaxed));
+    let decoders = snapshot.entries.iter().map(|entry| &entry.backend);
+    for backend in decoders.filter(|backend| backend.spec.role == Role::Decode) {
+        let name = backend.spec.name.to_string();
+        gauge!(names::HELD_KV, "backend" => name).set(backend.live.held_tokens() as f64);
+    }
 }
 
 fn response_cache(cache: &AnswerCache) {

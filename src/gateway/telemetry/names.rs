@@ -104,6 +104,17 @@ metrics! {
     CACHE_LOCK_WAITS = Counter "tidegate_cache_lock_waits_total" ["result"], "Waits for the equal call of another gateway.";
     CACHE_SAVED_TOKENS = Counter "tidegate_cache_saved_tokens_total" ["model", "kind"], "Tokens of answers that no engine had to make.";
     CACHE_HIT_BYTES = Counter "tidegate_cache_hit_bytes_total" ["tier"], "Bytes of answers from a tier.";
+    SPLIT_REQUESTS = Counter "tidegate_split_requests_total" ["path"], "Requests by how they were served, where serving is split.";
+    SPLIT_LEGS = Counter "tidegate_split_legs_total" ["leg", "outcome"], "Legs of hand-offs that ended.";
+    SPLIT_LEG = Histogram "tidegate_split_leg_seconds" ["leg"], "From sending a leg to prefill's whole answer, or to decode's first event.";
+    SPLIT_RESTARTS = Counter "tidegate_split_restarts_total" ["step"], "Hand-offs begun anew with other workers, by the step that failed.";
+    SPLIT_FALLBACKS = Counter "tidegate_split_fallbacks_total" ["step", "reason"], "Requests that a unified worker served because a step could not be.";
+    SPLIT_FAILURES = Counter "tidegate_split_failures_total" ["step"], "Requests that were given up, by the step that failed.";
+    SPLIT_PARAMS_FAULTS = Counter "tidegate_split_params_faults_total" [], "Prefill answers whose kv_transfer_params could not be used.";
+    SPLIT_RELEASES = Counter "tidegate_split_releases_total" ["result"], "Decode legs that went on for a client that had left, to free what prefill held.";
+    SPLIT_PAIRS = Gauge "tidegate_split_pairs" ["step"], "Requests in their prefill step and in their decode step.";
+    SPLIT_SUSPENDED = Gauge "tidegate_split_groups_suspended" [], "Groups of workers that are not paired for now, since hand-offs between them failed in a row.";
+    HELD_KV = Gauge "tidegate_backend_held_kv_tokens" ["backend"], "KV tokens that running requests hold at a decode worker, as far as this gateway knows.";
     PROMPT_TOKENS = Counter "tidegate_prompt_tokens_total" ["model"], "Prompt tokens, cached ones included.";
     COMPLETION_TOKENS = Counter "tidegate_completion_tokens_total" ["model"], "Generated tokens.";
     CACHED_PROMPT_TOKENS = Counter "tidegate_cached_prompt_tokens_total" ["model"], "Prompt tokens from the engine's KV cache.";

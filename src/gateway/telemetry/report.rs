@@ -8,11 +8,13 @@ use crate::gateway::{RequestCount, Worker};
 use crate::http::error::{By, ErrorKind};
 use crate::http::routes::ApiRoute;
 use metrics::counter;
+use routing::disagg::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::info;
 use wire::openai::Usage;
+use wire::splice::Cached;
 
 /// What a report is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,6 +84,11 @@ pub struct Report {
     ttft: Option<Duration>,
     bytes: u64,
     usage: Option<Usage>,
+    cached: Option<Cached>,
+    /// How it is served, where serving is split.
+    pub path: Option<Path>,
+    /// Who computed the prompt, where that is not the one who answers.
+    pub prefill_backend: Option<Arc<str>>,
     complete: bool,
 }
 
@@ -112,6 +119,9 @@ impl Report {
             ttft: None,
             bytes: 0,
             usage: None,
+            cached: None,
+            path: None,
+            prefill_backend: None,
             complete: false,
         }
     }
@@ -154,6 +164,12 @@ impl Report {
         }
         if let Some(backend) = &self.backend {
             tell("x-tidegate-backend", backend);
+        }
+        if let Some(backend) = &self.prefill_backend {
+            tell("x-tidegate-prefill-backend", backend);
+        }
+        if let (Some(path), false) = (self.path, self.is_hit()) {
+            tell("x-tidegate-path", path.as_str());
         }
         match self.cache {
             None => {}
@@ -203,8 +219,16 @@ impl Report {
     }
 
     /// The engine said what it counted.
-    pub fn usage(&mut self, usage: Usage) {
+    pub fn usage(&mut self, mut usage: Usage) {
+        if let Some(cached) = self.cached {
+            usage.put_cached(cached);
+        }
         self.usage = Some(usage);
+    }
+
+    /// What counts as cached, where another engine computed the prompt than the one that counts.
+    pub fn cached_elsewhere(&mut self, cached: Cached) {
+        self.cached = Some(cached);
     }
 
     /// What the engine said it counted.
@@ -292,6 +316,8 @@ impl Drop for Report {
                 backend = self.backend.as_deref().unwrap_or(""),
                 decision = if self.is_hit() { "cache_hit" } else { self.decision },
                 cache = self.cache.map_or("off", CacheNote::as_str),
+                path = self.path.map_or("", Path::as_str),
+                prefill_backend = self.prefill_backend.as_deref().unwrap_or(""),
                 overlap = self.overlap.map_or(0, |(blocks, _)| blocks),
                 attempts = self.attempts,
                 ttft_ms = self.ttft.map_or(0.0, millis),

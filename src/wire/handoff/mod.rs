@@ -96,10 +96,10 @@ pub trait Connector: std::fmt::Debug + Send + Sync {
     /// What the pair lacks.
     fn decode(&self, split: &Split<'_>, prefilled: Prefilled<'_>) -> Result<Leg, Lack>;
 
-    /// What the decode engine is sent when the client has left before it was sent the request, where prefill
-    /// holds blocks until they are fetched. None where nothing is held.
-    fn release(&self, _: &Split<'_>, _: Prefilled<'_>) -> Option<Leg> {
-        None
+    /// Whether prefill holds blocks for decode alone, until decode has fetched them: then decode must be sent the
+    /// request also when the client has left meanwhile, and be cancelled afterwards.
+    fn pins(&self) -> bool {
+        false
     }
 
     /// What is wrong with the parameters that prefill answered with, if they cannot be what this connector hands

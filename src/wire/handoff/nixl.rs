@@ -40,15 +40,8 @@ impl Connector for Nixl {
         })
     }
 
-    /// The blocks are fetched for a request of one token, which ends by itself.
-    fn release(&self, split: &Split<'_>, prefilled: Prefilled<'_>) -> Option<Leg> {
-        let Prefilled::Params(params) = prefilled else {
-            return None;
-        };
-        Some(Leg {
-            body: with_member(&prefill_body(split.body), "kv_transfer_params", params),
-            request_id: split.request_id.into(),
-        })
+    fn pins(&self) -> bool {
+        true
     }
 
     fn fault_of(&self, prefilled: Prefilled<'_>) -> Option<&'static str> {

@@ -202,25 +202,3 @@ fn nixl_parameters_without_an_engine_are_no_hand_off_and_none_at_all_is_a_plain_
     assert_eq!(Nixl.fault_of(Prefilled::Params(whole)), None);
     assert_eq!(Nixl.fault_of(Prefilled::WithoutParams), None);
 }
-
-#[test]
-fn what_prefill_holds_for_a_client_that_left_is_fetched_by_a_request_of_one_token() {
-    let split = Split {
-        body: BODY.as_bytes(),
-        request_id: "r",
-        transfer_id: 1,
-        prefill: &peer("p"),
-        decode: &peer("d"),
-    };
-    let params = r#"{"remote_engine_id":"e","remote_block_ids":[1]}"#;
-    let leg = Nixl.release(&split, Prefilled::Params(params)).unwrap();
-    let body: Value = serde_json::from_slice(&leg.body).unwrap();
-    assert_eq!(
-        (&body["max_tokens"], &body["stream"]),
-        (&json!(1), &json!(false))
-    );
-    assert_eq!(body["kv_transfer_params"]["remote_engine_id"], "e");
-    assert!(Nixl.release(&split, Prefilled::WithoutParams).is_none());
-    let stored = SharedStorage::default().release(&split, Prefilled::Params(params));
-    assert!(stored.is_none(), "storage holds nothing for anybody");
-}

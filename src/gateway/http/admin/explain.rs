@@ -70,6 +70,7 @@ async fn ask(worker: &Worker, call: &Call, found: Option<&Found>) -> Result<Expl
         known: found.map(|found| found.known.clone()),
         prefix: call.prefix,
         session: call.session,
+        role: None,
         tried: Vec::new(),
     };
     let explained = router.send(Explain(route)).await;

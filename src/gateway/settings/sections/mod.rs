@@ -7,7 +7,7 @@ mod placement;
 mod server;
 
 pub use cache::{CacheBackend, CacheSettings, L2Settings, L2Type, RedisSettings};
-pub use disagg::{DisaggSettings, ExternalStorage};
+pub use disagg::{ConnectorKind, DisaggSettings, ExternalStorage, KvPeerSettings};
 pub use kv_index::{EventSource, KvIndexSettings, ScoringSettings, Tokenizer};
 pub use placement::{
     BreakerSettings, HealthCheckSettings, PrefixSettings, RetrySettings, UpstreamSettings,

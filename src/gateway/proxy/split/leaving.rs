@@ -1,0 +1,75 @@
+//! A hand-off whose client leaves. Where prefill holds blocks until decode has fetched them, it goes on: decode
+//! must still be sent the request, and is cancelled when it has begun to answer. Elsewhere it is dropped, which
+//! stops both legs.
+
+use crate::telemetry::names;
+use futures_util::future::LocalBoxFuture;
+use metrics::counter;
+use std::cell::Cell;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+/// A prefill that has not answered so long after the client left is aborted: an engine frees what an aborted
+/// request holds. One that was answering at that moment is waited for, since it holds blocks from then on.
+const ANSWERING: Duration = Duration::from_millis(250);
+
+/// Whether the decode leg is being sent already.
+pub type Decoding = Rc<Cell<bool>>;
+
+/// See the module.
+pub struct OnLeave<T: 'static> {
+    work: Option<LocalBoxFuture<'static, T>>,
+    /// None where dropping is right.
+    goes_on: Option<(Decoding, Duration)>,
+}
+
+impl<T> OnLeave<T> {
+    /// Work that goes on, for so long at most from when decode is sent, or is dropped.
+    pub fn new(work: LocalBoxFuture<'static, T>, goes_on: Option<(Decoding, Duration)>) -> Self {
+        OnLeave {
+            work: Some(work),
+            goes_on,
+        }
+    }
+}
+
+impl<T> Future for OnLeave<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        let Some(work) = &mut self.work else {
+            return Poll::Pending; // it has ended
+        };
+        let done = std::task::ready!(work.as_mut().poll(cx));
+        self.work = None;
+        Poll::Ready(done)
+    }
+}
+
+impl<T> Drop for OnLeave<T> {
+    fn drop(&mut self) {
+        let (Some(work), Some((decoding, limit))) = (self.work.take(), self.goes_on.take()) else {
+            return;
+        };
+        actix_web::rt::spawn(async move {
+            let seen = decoding.clone();
+            let over = async move {
+                tokio::time::sleep(ANSWERING).await;
+                if seen.get() {
+                    tokio::time::sleep(limit).await;
+                }
+            };
+            let ended = tokio::select! {
+                ended = work => Some(ended), // dropping it cancels decode
+                () = over => None,
+            };
+            if decoding.get() {
+                let result = if ended.is_some() { "done" } else { "failed" };
+                counter!(names::SPLIT_RELEASES, "result" => result).increment(1);
+            }
+        });
+    }
+}
