@@ -139,6 +139,15 @@ def test_the_overview_has_its_rows_and_variables():
     assert len(ids) == len(set(ids)), "two panels with one id"
 
 
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_each_dashboard_leads_to_all_others_with_what_was_selected(path):
+    others = {f"/d/{load(other)['uid']}": load(other)["title"] for other in DASHBOARDS if other != path}
+    links = load(path)["links"]
+    assert {link["url"]: link["title"] for link in links} == others
+    assert all(link["keepTime"] and link["includeVars"] for link in links)
+    assert [variable["name"] for variable in load(path)["templating"]["list"]] == ["backend", "model"]
+
+
 def test_every_metric_of_the_router_is_shown_or_alerted_on():
     everything = " ".join(query for _, query in queries())
     named = set(NAME.findall(everything))
