@@ -158,6 +158,8 @@ impl Refusal {
             Refusal::Body(_) => StatusCode::BAD_REQUEST,
             Refusal::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Refusal::TooSlow(_) => StatusCode::REQUEST_TIMEOUT,
+            // it is there, and does not do what it should
+            Refusal::Step(_, ErrorKind::BadBody, _) => StatusCode::BAD_GATEWAY,
             Refusal::Step(_, ErrorKind::FirstByteTimeout | ErrorKind::IdleTimeout, _) => {
                 StatusCode::GATEWAY_TIMEOUT
             }

@@ -29,6 +29,7 @@ use bytes::Bytes;
 use hyper::HeaderMap;
 use metrics::counter;
 use routing::choose::{NoBackend, Reason};
+use routing::disagg::Step;
 use routing::ids::{BackendId, PrefixKey, SessionKey};
 use routing::view::Role;
 use setback::Setback;
@@ -191,8 +192,15 @@ async fn place(worker: &Worker, route: Route) -> Result<Placement, Refusal> {
             break;
         };
         if let Ok(answer) = router.send(route.clone()).await {
-            return answer
-                .map_err(|why: NoBackend| Refusal::NoBackend(why, route.model.to_string()));
+            return answer.map_err(|why| {
+                let model = route.model.to_string();
+                match (why, route.role) {
+                    (NoBackend::NoneServing, Some(Role::Unified)) => {
+                        Refusal::NoWorker(Step::Unified, model)
+                    }
+                    _ => Refusal::NoBackend(why, model),
+                }
+            });
         }
     }
     Err(Refusal::NoRouter)

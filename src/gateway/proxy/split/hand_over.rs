@@ -205,10 +205,14 @@ async fn both(
     }
 }
 
+/// Once decode answers, prefill has nothing left to do but to say so; one that does not is stopped after this.
+const PREFILL_ENDS_WITHIN: Duration = Duration::from_secs(5);
+
 /// Prefill's answer is read to its end: it may come while the client has the first tokens already.
 fn finish(prefill: Prefilling, cached: CachedElsewhere) {
     actix_web::rt::spawn(async move {
-        if let Ok(computed) = prefill.await {
+        let ended = tokio::time::timeout(PREFILL_ENDS_WITHIN, prefill).await;
+        if let Ok(Ok(computed)) = ended {
             cached.set(Cached::of(computed.cached));
         }
     });

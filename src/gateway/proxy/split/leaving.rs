@@ -15,6 +15,8 @@ use std::time::Duration;
 /// A prefill that has not answered so long after the client left is aborted: an engine frees what an aborted
 /// request holds. One that was answering at that moment is waited for, since it holds blocks from then on.
 const ANSWERING: Duration = Duration::from_millis(250);
+/// For decode to have got the request: one that has it frees what prefill holds when it is cancelled.
+const DELIVERED: Duration = Duration::from_secs(1);
 
 /// Whether the decode leg is being sent already.
 pub type Decoding = Rc<Cell<bool>>;
@@ -23,12 +25,12 @@ pub type Decoding = Rc<Cell<bool>>;
 pub struct OnLeave<T: 'static> {
     work: Option<LocalBoxFuture<'static, T>>,
     /// None where dropping is right.
-    goes_on: Option<(Decoding, Duration)>,
+    goes_on: Option<Decoding>,
 }
 
 impl<T> OnLeave<T> {
     /// Work that goes on, for so long at most from when decode is sent, or is dropped.
-    pub fn new(work: LocalBoxFuture<'static, T>, goes_on: Option<(Decoding, Duration)>) -> Self {
+    pub fn new(work: LocalBoxFuture<'static, T>, goes_on: Option<Decoding>) -> Self {
         OnLeave {
             work: Some(work),
             goes_on,
@@ -51,7 +53,7 @@ impl<T> Future for OnLeave<T> {
 
 impl<T> Drop for OnLeave<T> {
     fn drop(&mut self) {
-        let (Some(work), Some((decoding, limit))) = (self.work.take(), self.goes_on.take()) else {
+        let (Some(work), Some(decoding)) = (self.work.take(), self.goes_on.take()) else {
             return;
         };
         actix_web::rt::spawn(async move {
@@ -59,7 +61,7 @@ impl<T> Drop for OnLeave<T> {
             let over = async move {
                 tokio::time::sleep(ANSWERING).await;
                 if seen.get() {
-                    tokio::time::sleep(limit).await;
+                    tokio::time::sleep(DELIVERED).await;
                 }
             };
             let ended = tokio::select! {

@@ -30,7 +30,7 @@ use routing::view::Role;
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::time::Instant;
-use tracing::{debug, warn};
+use tracing::warn;
 
 /// For the coordinator to answer: it is asked like the index, and what goes on without it costs more.
 const COORDINATOR_DEADLINE: Duration = Duration::from_millis(100);
@@ -76,6 +76,7 @@ pub async fn serve(
         hand_off: HandOff::new(splitting.fallback),
         deadline: Instant::now() + splitting.prefill_timeout + limit,
         tried: Vec::new(),
+        pair: (None, None),
         whole: false,
         failure: None,
         calls,
@@ -98,6 +99,11 @@ pub async fn serve(
         drive.note(&reserved, report);
         drive.hand_off.on(Event::Begun(path));
         let ended = drive.attempt(reserved).await;
+        if path == Path::PrefillThenDecode
+            && !matches!(&ended, Err(failed) if failed.step == Step::Prefill)
+        {
+            drive.hand_off.on(Event::PrefillDone);
+        }
         let event = match ended {
             Ok(opened) => {
                 drive.hand_off.on(Event::FirstByte);
@@ -130,7 +136,10 @@ struct Drive<'a> {
     found: Option<&'a Found>,
     hand_off: HandOff,
     deadline: Instant,
+    /// Those who have failed it.
     tried: Vec<BackendId>,
+    /// Those who are at work on it: prefill, and who answers.
+    pair: (Option<BackendId>, Option<BackendId>),
     /// Only unified workers are asked from now on.
     whole: bool,
     failure: Option<Failed>,
@@ -180,14 +189,7 @@ impl Drive<'_> {
     /// A unified worker, by this thread's own router.
     async fn unified(&self) -> Result<Reservation, Refusal> {
         let placed = super::place(self.worker, self.route(Some(Role::Unified))).await;
-        placed
-            .map(Reservation::unified)
-            .map_err(|refusal| match refusal {
-                Refusal::NoBackend(NoBackend::NoneServing, model) => {
-                    Refusal::NoWorker(Step::Unified, model)
-                }
-                other => other,
-            })
+        placed.map(Reservation::unified)
     }
 
     fn route(&self, role: Option<Role>) -> Route {
@@ -198,9 +200,27 @@ impl Drive<'_> {
         let Some((step, suspended)) = reserved.missing else {
             return;
         };
-        let reason = if suspended { "suspended" } else { "no_worker" };
-        debug!(step = step.as_str(), reason, "a unified worker stands in");
-        count_fallback(step, reason);
+        match &self.failure {
+            // nobody is left of those who could have done better
+            Some(failed) => self.count_fallback(failed),
+            None if suspended => count_fallback(step, "suspended"),
+            None => count_fallback(step, "no_worker"),
+        }
+    }
+
+    fn count_fallback(&self, Failed { step, setback }: &Failed) {
+        let reason = if setback.is_silence() {
+            "timeout"
+        } else {
+            "failed"
+        };
+        warn!(
+            step = step.as_str(),
+            reason,
+            request_id = &*self.call.request_id,
+            "a step of a split request failed, a unified worker stands in"
+        );
+        count_fallback(*step, reason);
     }
 
     fn note(&mut self, reserved: &Reservation, report: &mut Report) {
@@ -218,9 +238,11 @@ impl Drive<'_> {
         } else {
             note(self.worker, &reserved.worker, report);
         }
-        let placed = reserved.prefill.iter().chain([&reserved.worker]);
-        self.tried
-            .extend(placed.map(|placed| placed.in_flight.backend().id));
+        let id = |placed: &Placement| placed.in_flight.backend().id;
+        self.pair = (
+            reserved.prefill.as_ref().map(id),
+            Some(id(&reserved.worker)),
+        );
     }
 
     async fn attempt(&self, reserved: Reservation) -> Result<Opened, Failed> {
@@ -307,8 +329,7 @@ impl Drive<'_> {
             deadline: self.deadline,
             decoding: decoding.clone(),
         });
-        let goes_on = goes_on.then_some((decoding, splitting.transfer_timeout));
-        let ended = OnLeave::new(Box::pin(work), goes_on).await;
+        let ended = OnLeave::new(Box::pin(work), goes_on.then_some(decoding)).await;
         if ended.is_err() {
             splitting.engine_ids.forget(&backend);
         }
@@ -346,27 +367,19 @@ impl Drive<'_> {
             let again = again && more && may_retry(self.worker, setback);
             Event::Failed { step, again }
         };
+        self.tried.extend(match step {
+            Step::Prefill => self.pair.0,
+            Step::Decode | Step::Unified => self.pair.1,
+        });
         self.failure = Some(failed);
         event
     }
 
     fn fall_back(&mut self) {
-        if let Some(Failed { step, setback }) = &self.failure {
-            let reason = if setback.is_silence() {
-                "timeout"
-            } else {
-                "failed"
-            };
-            warn!(
-                step = step.as_str(),
-                reason,
-                request_id = &*self.call.request_id,
-                "a step of a split request failed, a unified worker stands in"
-            );
-            count_fallback(*step, reason);
+        if let Some(failed) = &self.failure {
+            self.count_fallback(failed);
         }
         self.whole = true;
-        self.tried.clear();
     }
 
     /// Nobody takes it: the first failure says more than that.

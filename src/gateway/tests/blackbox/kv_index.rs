@@ -18,6 +18,8 @@ pub struct Engines {
 enum Command {
     Restart(usize, mpsc::Sender<()>),
     Cached(usize, mpsc::Sender<u64>),
+    KvLoaded(usize, mpsc::Sender<u64>),
+    KvPort(usize, mpsc::Sender<u16>),
     Kill(usize, mpsc::Sender<()>),
     Stop,
 }
@@ -51,6 +53,15 @@ impl Engines {
                                 .send(engines[at].as_ref().unwrap().stats().cached_tokens)
                                 .unwrap();
                         }
+                        Command::KvLoaded(at, answer) => {
+                            let stats = engines[at].as_ref().unwrap().stats();
+                            answer.send(stats.kv_loaded_tokens).unwrap();
+                        }
+                        Command::KvPort(at, answer) => {
+                            answer
+                                .send(engines[at].as_ref().unwrap().kv_port())
+                                .unwrap();
+                        }
                         Command::Kill(at, done) => {
                             engines[at].take().unwrap().stop().await;
                             done.send(()).unwrap();
@@ -78,6 +89,16 @@ impl Engines {
     /// Where its ZeroMQ events come from.
     pub fn live_endpoint(&self, at: usize) -> &str {
         &self.zmq[at].as_ref().unwrap().0
+    }
+
+    /// Prompt tokens whose KV it got from elsewhere.
+    pub fn kv_loaded(&self, at: usize) -> u64 {
+        self.ask(|answer| Command::KvLoaded(at, answer))
+    }
+
+    /// Where it meets other engines.
+    pub fn kv_port(&self, at: usize) -> u16 {
+        self.ask(|answer| Command::KvPort(at, answer))
     }
 
     fn cached(&self, at: usize) -> u64 {

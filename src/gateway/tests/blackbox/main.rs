@@ -29,4 +29,5 @@ mod retry;
 mod routing;
 mod shutdown;
 mod smoke;
+mod split;
 mod streaming;

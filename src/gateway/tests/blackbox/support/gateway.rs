@@ -95,7 +95,12 @@ impl Gateway {
         wait_until("every counter is back at zero", DEADLINE, || {
             let snapshot = self.inner.directory.load();
             let in_flight = snapshot.entries.iter().map(|e| e.backend.live.in_flight());
+            let held = snapshot
+                .entries
+                .iter()
+                .map(|e| e.backend.live.held_tokens());
             in_flight.sum::<u32>() == 0
+                && held.sum::<u64>() == 0
                 && self.inner.requests.count() == 0
                 && self.inner.buffered.bytes() == 0
                 && self.inner.flights() == 0

@@ -1,0 +1,180 @@
+//! Which path a request takes.
+
+use super::*;
+
+const ALL: [(&str, Script); 3] = [("p", prefills), ("d", answers), ("u", answers)];
+
+#[test]
+fn a_short_prompt_goes_to_the_decode_worker_and_a_long_one_through_prefill() {
+    let fleet = Fleet::new(&ALL);
+    let gateway = fleet.gateway("");
+    let short = format!(r#"{{"model":"{MODEL}","messages":[{{"role":"user","content":"hi"}}]}}"#);
+    let answer = chat(&gateway, &short);
+    assert_eq!((path(&answer), answer.backend()), ("fast_decode", "d"));
+    assert_eq!(answer.header("x-tidegate-prefill-backend"), None);
+    assert_eq!(
+        answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"],
+        100,
+        "its own"
+    );
+    assert_eq!(path(&chat(&gateway, &ask_stream())), "prefill_then_decode");
+    assert_eq!(fleet.counts(), [("p", 1), ("d", 2)]);
+    for path in ["fast_decode", "prefill_then_decode"] {
+        let labels = [&*format!("path=\"{path}\"")];
+        assert_eq!(
+            gateway.metric("tidegate_split_requests_total", &labels),
+            1.0
+        );
+    }
+    let never = fleet.gateway("min_prefill_tokens: 100000");
+    assert_eq!(path(&chat(&never, &ask_stream())), "fast_decode");
+}
+
+#[test]
+fn what_cannot_be_split_is_served_whole_by_a_unified_worker() {
+    let fleet = Fleet::new(&ALL);
+    let gateway = fleet.gateway("");
+    let long = long();
+    let prompts = json!({"model": MODEL, "prompt": [long, long]}).to_string();
+    let input = json!({"model": MODEL, "input": long}).to_string();
+    for (route, body) in [
+        ("/v1/chat/completions", ask(json!({"n": 2}))),
+        ("/v1/chat/completions", ask(json!({"prompt_logprobs": 1}))),
+        ("/v1/completions", prompts),
+        ("/v1/embeddings", input.clone()),
+        ("/v1/responses", input),
+    ] {
+        let answer = Client::connect(&gateway).post(route, "", body);
+        assert_eq!(
+            (answer.status, path(&answer), answer.backend()),
+            (200, "unified", "u"),
+            "{route}"
+        );
+    }
+    let strict = Fleet::new(&ALL[..2]);
+    let gateway = strict.gateway("");
+    let answer = chat(&gateway, &ask(json!({"n": 2})));
+    assert_eq!((answer.status, &*code(&answer)), (503, "no_unified_worker"));
+    let tokens = json!({"model": MODEL, "prompt": "x"}).to_string();
+    let answer = Client::connect(&gateway).post("/tokenize", "", tokens);
+    assert_eq!(answer.status, 200, "any worker can do that");
+}
+
+#[test]
+fn a_model_without_a_pair_is_served_by_whoever_serves_it() {
+    let fleet = Fleet::new(&ALL);
+    let other = Upstream::start(answers);
+    let backends = fleet.engines.iter().map(|(name, role, engine)| {
+        format!(
+            "  - {{ name: {name}, role: {role}, url: 'http://{}', models: [{MODEL}] }}\n",
+            engine.address
+        )
+    });
+    let backends = backends.collect::<String>() + &other.yaml_for("o", &["other"]);
+    let gateway = Gateway::with(&backends, "disaggregated_serving: { enabled: true }");
+    let body = ask(json!({"model": "other"}));
+    let answer = chat(&gateway, &body);
+    assert_eq!((path(&answer), answer.backend()), ("unified", "o"));
+    let unknown = chat(&gateway, &ask(json!({"model": "nobody"})));
+    assert_eq!(unknown.status, 404);
+}
+
+#[test]
+fn without_a_prefill_worker_a_unified_one_stands_in_and_never_in_silence() {
+    // last of all, or another one may be given its port
+    let fleet = Fleet::of(vec![
+        ("d", Upstream::start(answers)),
+        ("u", Upstream::start(answers)),
+        ("p", Upstream::nobody()),
+    ]);
+    let gateway = fleet.gateway("fallback_to_unified: true");
+    let answer = chat(&gateway, &ask_stream());
+    assert_eq!(
+        (answer.status, path(&answer), answer.backend()),
+        (200, "fallback", "u")
+    );
+    let labels = ["step=\"prefill\"", "reason=\"no_worker\""];
+    assert_eq!(
+        gateway.metric("tidegate_split_fallbacks_total", &labels),
+        1.0
+    );
+    let strict = fleet.gateway("fallback_to_unified: false");
+    let answer = chat(&strict, &ask_stream());
+    assert_eq!((answer.status, &*code(&answer)), (503, "no_prefill_worker"));
+    assert!(answer.header("retry-after").is_some());
+    assert_eq!(fleet.engine("d").count(), 0, "decode is untouched");
+    assert_eq!(
+        gateway.metric("tidegate_split_failures_total", &["step=\"prefill\""]),
+        1.0
+    );
+}
+
+#[test]
+fn without_a_decode_worker_the_error_says_so() {
+    let fleet = Fleet::of(vec![
+        ("p", Upstream::start(prefills)),
+        ("d", Upstream::nobody()),
+    ]);
+    let gateway = fleet.gateway("");
+    let answer = chat(&gateway, &ask_stream());
+    assert_eq!((answer.status, &*code(&answer)), (503, "no_decode_worker"));
+    assert_eq!(
+        fleet.engine("p").count(),
+        0,
+        "nothing is computed for nobody"
+    );
+}
+
+#[test]
+fn requests_of_one_session_meet_at_one_prefill_worker() {
+    let fleet = Fleet::new(&[
+        ("p1", prefills),
+        ("p2", prefills),
+        ("p3", prefills),
+        ("d1", answers),
+        ("d2", answers),
+    ]);
+    let gateway = fleet.gateway_with(
+        "",
+        "selection_strategy: ConsistentHash\nprefix_routing: { enabled: false }\n",
+    );
+    for _ in 0..20 {
+        let session = "x-session-id: s-1\r\n";
+        let answer = Client::connect(&gateway).post("/v1/chat/completions", session, ask_stream());
+        assert_eq!(answer.status, 200);
+    }
+    let prefills: Vec<_> = fleet
+        .counts()
+        .into_iter()
+        .filter(|(name, _)| name.starts_with('p'))
+        .collect();
+    assert_eq!(prefills.len(), 1, "{prefills:?}");
+}
+
+#[test]
+fn decode_workers_share_what_they_hold_by_their_weights() {
+    fn endless(_: &Request, wire: &mut Wire) {
+        wire.stream_head();
+        wire.chunk(sse::delta("x"));
+        wire.hang();
+    }
+    let fleet = Fleet::new(&[("p", prefills), ("d1", endless), ("d2", endless)]);
+    let backends = fleet.engines.iter().map(|(name, role, engine)| {
+        let weight = if *name == "d2" { 2 } else { 1 };
+        format!("  - {{ name: {name}, role: {role}, weight: {weight}, url: 'http://{}', models: [{MODEL}] }}\n", engine.address)
+    });
+    let gateway = Gateway::with(
+        &backends.collect::<String>(),
+        "disaggregated_serving: { enabled: true }",
+    );
+    let mut clients = Vec::new();
+    for _ in 0..30 {
+        let mut client = Client::connect(&gateway);
+        client.start_chat(ask_stream());
+        client.head();
+        clients.push(client);
+    }
+    assert_eq!((gateway.in_flight("d1"), gateway.in_flight("d2")), (10, 20));
+    drop(clients);
+    gateway.assert_idle();
+}
