@@ -85,7 +85,9 @@ fn run(args: &Args) -> Result<i32, String> {
 fn start_engines(args: &Args, ports: &[u16]) -> Result<Vec<SimHandle>, String> {
     let mut engines = Vec::new();
     for (port, role) in ports.iter().zip(KV_ROLES) {
-        let transfer = format!(r#"{{"kv_connector":"VastKVConnector","kv_role":"{role}"}}"#);
+        let transfer = format!(
+            r#"{{"kv_connector":"VastKVConnector","kv_role":"{role}","kv_connector_extra_config":{{"vast_endpoint":"http://vast-cluster.prod.example.com:8080","kv_namespace":"prod/inference/kv-cache"}}}}"#
+        );
         let words = [
             "engine-sim",
             "serve",
@@ -101,6 +103,8 @@ fn start_engines(args: &Args, ports: &[u16]) -> Result<Vec<SimHandle>, String> {
             "32768",
             "--kv-transfer-config",
             &transfer,
+            "--sim-kv-store",
+            "in-process",
             "--sim-time-scale",
             &args.time_scale.to_string(),
         ]
@@ -126,6 +130,11 @@ Stream an answer:
 See which engine answers, and that the same beginning goes to the same one (x-tidegate-backend):
   curl -s -D - -o /dev/null http://{address}/v1/completions -H 'content-type: application/json' -d '
     {{"model": "{MODEL}", "prompt": "The moon pulls", "max_tokens": 16}}'
+
+See a long prompt computed by one engine and answered by another (x-tidegate-path, x-tidegate-prefill-backend), and
+the second time answered from storage alone:
+  python3 -c "import json; print(json.dumps({{'model': '{MODEL}', 'prompt': 'The sea is wide. ' * 500, 'max_tokens': 16}}))" > /tmp/long.json
+  curl -s -D - -o /dev/null http://{address}/v1/completions -H 'content-type: application/json' -d @/tmp/long.json
 
 See an answer come out of the cache: send this twice (x-cache, x-cache-tier, age):
   curl -s -D - http://{address}/v1/chat/completions -H 'content-type: application/json' -d '

@@ -15,10 +15,7 @@ fn the_full_example_passes_the_check_and_prints_without_its_secrets() {
     let checked = run(&["check", "--config", &full], &S3_KEYS);
     assert_eq!(
         (checked.status.code(), checked.stdout.as_str()),
-        (
-            Some(0),
-            "ok: 6 backends\nnote: disaggregated_serving is checked but not active in this version\n"
-        )
+        (Some(0), "ok: 6 backends\n")
     );
     let printed = run(&["print-config", "--config", &full], &S3_KEYS);
     assert_eq!(printed.status.code(), Some(0));
