@@ -13,6 +13,7 @@ mod verdict;
 
 pub use answer::{AnswerBody, Opened};
 pub use shared::{Answered, Failure, Head, Told};
+pub use split::{SplitPlan, explain_split};
 
 use crate::gateway::{BufferedBytes, Worker};
 use crate::http::error::{ErrorKind, Refusal};

@@ -9,11 +9,12 @@ use crate::http::inference;
 use crate::http::routes::ApiRoute;
 use crate::http::{request_id, worker};
 use crate::kv::{Found, lookup};
-use crate::proxy::Call;
+use crate::proxy::{self, Call, SplitPlan};
 use actix_web::web::{Payload, Query};
 use actix_web::{HttpRequest, HttpResponse};
 use actors::router::{Explain, Explained, Route};
 use routing::choose::{Plan, Reason, Terms};
+use routing::disagg::Step;
 use routing::ids::Slot;
 use routing::score::Basis;
 use serde_json::{Value, json};
@@ -36,7 +37,11 @@ pub(super) async fn explain(
         None => Err("off"),
     };
     let explained = ask(&worker, &call, found.as_ref().ok()).await?;
-    Ok(HttpResponse::Ok().json(told(&call, &found, &explained)))
+    let mut told = told(&call, &found, &explained);
+    if worker.gateway.split.is_some() {
+        told["split"] = split(&worker, &call, found.as_ref().ok()).await;
+    }
+    Ok(HttpResponse::Ok().json(told))
 }
 
 /// `?route=/v1/completions` says which path the body is for; without it, its fields do.
@@ -75,6 +80,27 @@ async fn ask(worker: &Worker, call: &Call, found: Option<&Found>) -> Result<Expl
     };
     let explained = router.send(Explain(route)).await;
     explained.map_err(|_| Refusal::NoRouter)
+}
+
+/// How it would be split. `plan` is where it would go if it were served whole, by any worker.
+async fn split(worker: &Worker, call: &Call, found: Option<&Found>) -> Value {
+    match proxy::explain_split(worker, call, found).await {
+        SplitPlan::Whole(path) => json!({"path": path.as_str()}),
+        SplitPlan::Pair(pairing, names) => {
+            let name = |plan: &Plan| names.get(plan.slot.0).map(|name| name.to_string());
+            json!({
+                "path": pairing.path.as_str(),
+                "prefill": pairing.prefill.as_ref().map(name),
+                "worker": name(&pairing.worker),
+                "uncached_tokens": pairing.uncached,
+                "missing_step": pairing.missing.map(Step::as_str),
+            })
+        }
+        SplitPlan::Nobody(step) => {
+            json!({"error": format!("no {} worker can take requests now", step.as_str())})
+        }
+        SplitPlan::Unknown => json!({"error": "the coordinator does not answer"}),
+    }
 }
 
 fn told(call: &Call, found: &Result<Found, &'static str>, explained: &Explained) -> Value {

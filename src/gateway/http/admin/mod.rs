@@ -4,6 +4,7 @@
 mod cache;
 mod explain;
 mod kv_index;
+mod split;
 
 use super::error::Refusal;
 use super::{only, read, request_id, worker};
@@ -24,6 +25,7 @@ const PROXIED: [&str; 5] = [
 /// Registers the paths.
 pub fn configure(config: &mut ServiceConfig) {
     config.service(read("/admin/kv-index", kv_index_path));
+    config.service(read("/admin/split", split_path));
     config.service(read("/admin/cache", cache_path).route(web::delete().to(clear_path)));
     config.service(
         only("/admin/cache/key")
@@ -36,6 +38,13 @@ pub fn configure(config: &mut ServiceConfig) {
 async fn kv_index_path(request: HttpRequest) -> HttpResponse {
     match admit(&request) {
         Ok(()) => kv_index::show(&worker(&request).gateway),
+        Err(refusal) => refusal.response(&request_id(&request)),
+    }
+}
+
+async fn split_path(request: HttpRequest) -> HttpResponse {
+    match admit(&request) {
+        Ok(()) => split::show(&worker(&request).gateway).await,
         Err(refusal) => refusal.response(&request_id(&request)),
     }
 }

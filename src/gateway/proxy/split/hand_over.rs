@@ -172,7 +172,10 @@ pub async fn run(of: HandOver) -> Result<Opened, Failed> {
     match opened {
         Ok(opened) => {
             lease.handed_over(true);
-            histogram!(names::SPLIT_LEG, "leg" => "decode").record(sent.elapsed().as_secs_f64());
+            if matches!(opened, Opened::Stream(_)) {
+                let took = sent.elapsed().as_secs_f64();
+                histogram!(names::SPLIT_LEG, "leg" => "decode").record(took);
+            }
             Ok(told(opened, lease, (begun, cached)))
         }
         Err(failed) => {

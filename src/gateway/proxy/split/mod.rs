@@ -16,7 +16,7 @@ use crate::settings::ConnectorKind;
 use crate::telemetry::names;
 use crate::telemetry::report::Report;
 use actors::backend::Outcome;
-use actors::disagg_coordinator::{ReservePair, Reserved};
+use actors::disagg_coordinator::{ExplainPair, Lease, ReservePair, Reserved};
 use actors::placement::Placement;
 use actors::router::Route;
 use hand_over::{Failed, HandOver, Side};
@@ -25,9 +25,10 @@ use metrics::counter;
 use routing::choose::NoBackend;
 use routing::disagg::{Event, HandOff, Next, Path, Step};
 use routing::ids::BackendId;
-use routing::pairing::{Unserved, is_split};
+use routing::pairing::{Pairing, Unserved, is_split};
 use routing::view::Role;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 use tracing::warn;
@@ -81,10 +82,7 @@ pub async fn serve(
         failure: None,
         calls,
     };
-    let tokens = match found {
-        Some(found) => found.known.tokens(),
-        None => lookup::tokens_by_text(call),
-    };
+    let tokens = tokens_of(call, found);
     loop {
         let reserved = match drive.reserve(tokens).await {
             Ok(reserved) => reserved,
@@ -125,6 +123,47 @@ pub async fn serve(
             Some(Next::FallBack) => drive.fall_back(),
             _ => return drive.give_up(),
         }
+    }
+}
+
+/// How a request would be split at this moment.
+pub enum SplitPlan {
+    /// Not at all.
+    Whole(Path),
+    /// So, with the backends' names by slot.
+    Pair(Pairing, Vec<Arc<str>>),
+    /// Nobody can do this step.
+    Nobody(Step),
+    /// The coordinator does not answer.
+    Unknown,
+}
+
+/// Says how a request would be split; sends nothing.
+pub async fn explain_split(worker: &Worker, call: &Call, found: Option<&Found>) -> SplitPlan {
+    let splitting = match (way(call, worker), &worker.gateway.split) {
+        (Way::Split, Some(splitting)) => splitting,
+        _ => return SplitPlan::Whole(Path::Unified),
+    };
+    let ask = ExplainPair(ReservePair {
+        route: super::route(call, found, None, &[]),
+        tokens: tokens_of(call, found),
+    });
+    let address = splitting.coordinator.address.load();
+    let Some(address) = address.as_ref() else {
+        return SplitPlan::Unknown;
+    };
+    match tokio::time::timeout(COORDINATOR_DEADLINE, address.send(ask)).await {
+        Ok(Ok(Ok((pairing, names)))) => SplitPlan::Pair(pairing, names),
+        Ok(Ok(Err(unserved))) => SplitPlan::Nobody(unserved.step),
+        _ => SplitPlan::Unknown,
+    }
+}
+
+/// Tokens of the prompt, as well as is known.
+fn tokens_of(call: &Call, found: Option<&Found>) -> u64 {
+    match found {
+        Some(found) => found.known.tokens(),
+        None => lookup::tokens_by_text(call),
     }
 }
 
@@ -279,7 +318,7 @@ impl Drive<'_> {
     async fn hand_over(
         &self,
         (prefill, decode): (Placement, Placement),
-        lease: actors::disagg_coordinator::Lease,
+        lease: Lease,
     ) -> Result<Opened, Failed> {
         let (splitting, worker) = (self.splitting, self.worker);
         let name = |of: &Placement| of.in_flight.backend().spec.name.clone();
@@ -420,7 +459,7 @@ struct Reservation {
     path: Path,
     prefill: Option<Placement>,
     worker: Placement,
-    lease: Option<actors::disagg_coordinator::Lease>,
+    lease: Option<Lease>,
 }
 
 impl Reservation {

@@ -178,3 +178,44 @@ fn decode_workers_share_what_they_hold_by_their_weights() {
     drop(clients);
     gateway.assert_idle();
 }
+
+#[test]
+fn operators_see_which_pairs_are_at_work_and_how_a_request_would_be_split() {
+    fn endless(_: &Request, wire: &mut Wire) {
+        wire.stream_head();
+        wire.chunk(sse::delta("x"));
+        wire.hang();
+    }
+    let fleet = Fleet::new(&[("p", prefills), ("d", endless), ("u", answers)]);
+    let gateway = fleet.gateway("");
+    let explain = |body: String| {
+        Client::connect(&gateway)
+            .post("/admin/explain", "", body)
+            .json()["split"]
+            .clone()
+    };
+    let split = explain(ask_stream());
+    assert_eq!(
+        (&split["path"], &split["prefill"], &split["worker"]),
+        (&json!("prefill_then_decode"), &json!("p"), &json!("d"))
+    );
+    assert_eq!(explain(ask(json!({"n": 2})))["path"], "unified");
+    assert_eq!(fleet.counts(), [], "nothing is sent");
+    let mut client = Client::connect(&gateway);
+    client.start_chat(ask_stream());
+    client.head();
+    let shown = crate::support::client::get(&gateway, "/admin/split").json();
+    assert_eq!(
+        (&shown["in_prefill"], &shown["in_decode"]),
+        (&json!(0), &json!(1))
+    );
+    let pair = &shown["pairs"][0];
+    assert_eq!(
+        (&pair["prefill"], &pair["worker"]),
+        (&json!("p"), &json!("d"))
+    );
+    drop(client);
+    gateway.assert_idle();
+    let shown = crate::support::client::get(&gateway, "/admin/split").json();
+    assert_eq!(shown["pairs"], json!([]));
+}
