@@ -82,22 +82,56 @@ fn string_length(bytes: &[u8]) -> Option<usize> {
 
 /// Removes the top-level member `key` of a JSON object, if it is there.
 pub fn remove_member(object: &[u8], key: &str) -> Bytes {
-    // raw values, so that the survivors' bytes stay what they were
+    change_members(object, &[(key, Change::Remove)])
+}
+
+/// What becomes of a top-level member.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change<'a> {
+    /// It goes.
+    Remove,
+    /// It has this value, in place of any that it has.
+    Put(&'a str),
+    /// It has this value, if it is there at all.
+    Replace(&'a str),
+}
+
+/// Changes top-level members of a JSON object in one pass; every other one keeps its bytes. New values stand at the
+/// end. What is no object is left as it is.
+pub fn change_members(object: &[u8], changes: &[(&str, Change<'_>)]) -> Bytes {
     let Ok(raw) = serde_json::from_slice::<RawMembers<'_>>(object) else {
         return Bytes::copy_from_slice(object);
     };
-    if !raw.0.iter().any(|(name, _)| name == key) {
-        return Bytes::copy_from_slice(object);
-    }
-    let mut out = Vec::with_capacity(object.len());
-    out.push(b'{');
-    for (name, value) in raw.0.iter().filter(|(name, _)| *name != key) {
-        if out.len() > 1 {
-            out.push(b',');
+    let changes_it = |name: &str| changes.iter().any(|(other, _)| *other == name);
+    let has = |name: &str| raw.0.iter().any(|(other, _)| other == name);
+    let new = changes.iter().filter_map(|(name, change)| match change {
+        Change::Remove => None,
+        Change::Put(value) => Some((*name, *value)),
+        Change::Replace(value) => has(name).then_some((*name, *value)),
+    });
+    if !raw.0.iter().any(|(name, _)| changes_it(name)) {
+        // nothing goes, so the spacing can stay
+        let mut out = Bytes::copy_from_slice(object);
+        for (name, value) in new {
+            out = append_member(&out, name, value);
         }
+        return out;
+    }
+    let mut out = Vec::with_capacity(object.len() + 64);
+    let mut put = |name: &str, value: &str| {
+        out.push(if out.is_empty() { b'{' } else { b',' });
         out.extend_from_slice(serde_json::to_string(name).unwrap_or_default().as_bytes());
         out.push(b':');
-        out.extend_from_slice(value.get().as_bytes());
+        out.extend_from_slice(value.as_bytes());
+    };
+    for (name, value) in raw.0.iter().filter(|(name, _)| !changes_it(name)) {
+        put(name, value.get());
+    }
+    for (name, value) in new {
+        put(name, value);
+    }
+    if out.is_empty() {
+        out.push(b'{');
     }
     out.push(b'}');
     Bytes::from(out)
@@ -346,6 +380,31 @@ mod tests {
             r#"{"z":1e400,"a":9007199254740993,"m":1.0}"#.as_bytes()
         );
         assert_eq!(remove_member(b"{\"a\": 1}", "kv"), "{\"a\": 1}");
+    }
+
+    #[test]
+    fn members_change_in_one_pass_and_the_others_keep_their_bytes() {
+        let changes = [
+            ("a", Change::Remove),
+            ("b", Change::Put("1")),
+            ("c", Change::Replace("2")),
+        ];
+        for (before, after) in [
+            (
+                r#"{"a":7,"b":8,"c":9,"z":1e400}"#,
+                r#"{"z":1e400,"b":1,"c":2}"#,
+            ),
+            (r#"{ "z": 1.0 }"#, r#"{ "z": 1.0 ,"b":1}"#),
+            (r#"{"a":7}"#, r#"{"b":1}"#),
+            (r#"{"a":1,"a":2,"z":"\u00e9"}"#, r#"{"z":"\u00e9","b":1}"#),
+            ("[1]", "[1]"),
+        ] {
+            assert_eq!(change_members(before.as_bytes(), &changes), after);
+        }
+        assert_eq!(
+            change_members(br#"{"a":7}"#, &[("a", Change::Remove)]),
+            "{}"
+        );
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub struct Peer {
 #[derive(Debug, Clone, Copy)]
 pub struct Split<'a> {
     /// The client's body, a JSON object, without `kv_transfer_params` of its own.
-    pub body: &'a [u8],
+    pub body: &'a Bytes,
     /// The same for both legs, and of no other request.
     pub request_id: &'a str,
     /// Of no other hand-off, also when a request is handed over once more: below 2^63.

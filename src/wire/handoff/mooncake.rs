@@ -1,7 +1,7 @@
 //! Mooncake (vLLM): both legs carry the same transfer id and meet at the prefill engine's bootstrap
 //! address. The engine id is what `GET {bootstrap}/query` says.
 
-use super::prefill::{prefill_body, with_member};
+use super::prefill::{decode_body, prefill_body};
 use super::{Connector, Lack, Leg, Order, Prefilled, Split};
 
 /// See the module.
@@ -27,7 +27,7 @@ impl Connector for Mooncake {
         let params =
             format!(r#"{{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":{id}}}"#);
         Ok(Leg {
-            body: with_member(&prefill_body(split.body), "kv_transfer_params", &params),
+            body: prefill_body(split.body, Some(&params)),
             request_id: split.request_id.into(),
         })
     }
@@ -45,7 +45,7 @@ impl Connector for Mooncake {
             r#"{{"do_remote_prefill":true,"do_remote_decode":false,"transfer_id":{id},"remote_bootstrap_addr":{address},"remote_engine_id":{engine}}}"#
         );
         Ok(Leg {
-            body: with_member(split.body, "kv_transfer_params", &params),
+            body: decode_body(split.body, Some(&params)),
             request_id: split.request_id.into(),
         })
     }

@@ -1,9 +1,8 @@
 //! NIXL (vLLM): prefill keeps the blocks and says where they are; decode fetches them. What it says is
 //! for the other engine alone and passes as it stands. Blocks are pinned until fetched, or for 30 s.
 
-use super::prefill::{prefill_body, with_member};
+use super::prefill::{decode_body, prefill_body};
 use super::{Connector, Lack, Leg, Order, Prefilled, Split};
-use bytes::Bytes;
 
 /// See the module.
 #[derive(Debug, Clone, Copy, Default)]
@@ -21,21 +20,21 @@ impl Connector for Nixl {
     }
 
     fn prefill(&self, split: &Split<'_>) -> Result<Leg, Lack> {
-        let body = prefill_body(split.body);
         Ok(Leg {
-            body: with_member(&body, "kv_transfer_params", ASK_TO_KEEP),
+            body: prefill_body(split.body, Some(ASK_TO_KEEP)),
             request_id: split.request_id.into(),
         })
     }
 
     /// Without parameters decode computes the prompt itself: prefill had nothing to hand over.
     fn decode(&self, split: &Split<'_>, prefilled: Prefilled<'_>) -> Result<Leg, Lack> {
-        let body = match prefilled {
-            Prefilled::Params(params) => with_member(split.body, "kv_transfer_params", params),
-            Prefilled::WithoutParams | Prefilled::NotAwaited => Bytes::copy_from_slice(split.body),
+        let params = match prefilled {
+            Prefilled::Params(params) => Some(params),
+            // prefill has nothing to hand over: decode computes the prompt itself
+            Prefilled::WithoutParams | Prefilled::NotAwaited => None,
         };
         Ok(Leg {
-            body,
+            body: decode_body(split.body, params),
             request_id: split.request_id.into(),
         })
     }

@@ -2,7 +2,6 @@
 
 use super::prefill::prefill_body;
 use super::{Connector, Lack, Leg, Order, Peer, Prefilled, Split};
-use bytes::Bytes;
 
 /// See the module.
 #[derive(Debug, Clone, Copy, Default)]
@@ -33,14 +32,14 @@ impl Connector for P2pNccl {
 
     fn prefill(&self, split: &Split<'_>) -> Result<Leg, Lack> {
         Ok(Leg {
-            body: prefill_body(split.body),
+            body: prefill_body(split.body, None),
             request_id: request_id(split)?,
         })
     }
 
     fn decode(&self, split: &Split<'_>, _: Prefilled<'_>) -> Result<Leg, Lack> {
         Ok(Leg {
-            body: Bytes::copy_from_slice(split.body),
+            body: split.body.clone(),
             request_id: request_id(split)?,
         })
     }

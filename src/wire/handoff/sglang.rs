@@ -1,8 +1,8 @@
 //! SGLang: both engines get the same body with a room of their own at the prefill engine's bootstrap
 //! port. The client gets decode's answer; prefill's is read and dropped.
 
-use super::prefill::with_member;
 use super::{Connector, Lack, Leg, Order, Prefilled, Split};
+use crate::splice::{Change, change_members};
 
 /// Where SGLang's engines meet, unless told otherwise.
 pub const BOOTSTRAP_PORT: u16 = 8998;
@@ -14,9 +14,13 @@ pub struct SgLang;
 fn leg(split: &Split<'_>) -> Leg {
     let host = serde_json::Value::from(split.prefill.host.as_str()).to_string();
     let port = split.prefill.bootstrap_port.unwrap_or(BOOTSTRAP_PORT);
-    let body = with_member(split.body, "bootstrap_host", &host);
-    let body = with_member(&body, "bootstrap_port", &port.to_string());
-    let body = with_member(&body, "bootstrap_room", &split.transfer_id.to_string());
+    let (port, room) = (port.to_string(), split.transfer_id.to_string());
+    let changes = [
+        ("bootstrap_host", Change::Put(&host)),
+        ("bootstrap_port", Change::Put(&port)),
+        ("bootstrap_room", Change::Put(&room)),
+    ];
+    let body = change_members(split.body, &changes);
     Leg {
         body,
         request_id: split.request_id.into(),

@@ -2,9 +2,8 @@
 //! decode finds them by their hashes. Neither needs to know of the other. Operators may add parameters
 //! of their engines' own.
 
-use super::prefill::{prefill_body, with_member};
+use super::prefill::{decode_body, prefill_body};
 use super::{Connector, Lack, Leg, Order, Prefilled, Split};
-use bytes::Bytes;
 
 /// See the module.
 #[derive(Debug, Clone, Default)]
@@ -13,16 +12,6 @@ pub struct SharedStorage {
     pub prefill_params: Option<String>,
     /// The same for the decode leg.
     pub decode_params: Option<String>,
-}
-
-fn leg(split: &Split<'_>, body: Bytes, params: Option<&String>) -> Leg {
-    Leg {
-        body: match params {
-            Some(params) => with_member(&body, "kv_transfer_params", params),
-            None => body,
-        },
-        request_id: split.request_id.into(),
-    }
 }
 
 impl Connector for SharedStorage {
@@ -35,15 +24,16 @@ impl Connector for SharedStorage {
     }
 
     fn prefill(&self, split: &Split<'_>) -> Result<Leg, Lack> {
-        Ok(leg(
-            split,
-            prefill_body(split.body),
-            self.prefill_params.as_ref(),
-        ))
+        Ok(Leg {
+            body: prefill_body(split.body, self.prefill_params.as_deref()),
+            request_id: split.request_id.into(),
+        })
     }
 
     fn decode(&self, split: &Split<'_>, _: Prefilled<'_>) -> Result<Leg, Lack> {
-        let body = Bytes::copy_from_slice(split.body);
-        Ok(leg(split, body, self.decode_params.as_ref()))
+        Ok(Leg {
+            body: decode_body(split.body, self.decode_params.as_deref()),
+            request_id: split.request_id.into(),
+        })
     }
 }

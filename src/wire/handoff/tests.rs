@@ -17,7 +17,7 @@ fn legs(
 ) -> (Value, Value, [String; 2]) {
     let (prefill, decode) = (peer("p"), peer("d"));
     let split = Split {
-        body: body.as_bytes(),
+        body: &Bytes::copy_from_slice(body.as_bytes()),
         request_id: "req-1",
         transfer_id: (1 << 62) + 1,
         prefill: &prefill,
@@ -129,7 +129,7 @@ fn parameters_of_prefill_pass_digit_by_digit() {
     let found = transfer_params(answer.as_bytes()).unwrap().unwrap();
     assert_eq!(found, params);
     let split = Split {
-        body: BODY.as_bytes(),
+        body: &Bytes::from_static(BODY.as_bytes()),
         request_id: "r",
         transfer_id: 1,
         prefill: &peer("p"),
@@ -162,7 +162,7 @@ fn parameters_that_cannot_be_used_are_told_from_none() {
 fn a_pair_that_lacks_something_is_named_and_nothing_half_built_is_sent() {
     let bare = Peer::default();
     let split = Split {
-        body: BODY.as_bytes(),
+        body: &Bytes::from_static(BODY.as_bytes()),
         request_id: "r",
         transfer_id: 1,
         prefill: &bare,

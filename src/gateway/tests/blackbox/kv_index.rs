@@ -3,7 +3,7 @@
 
 use crate::support::client::Answer;
 use crate::support::{Client, DEADLINE, Gateway, ms, wait_until};
-use engine_sim::{EventEncoding, HashForm, ReplayFraming, Sim, SimConfig, SimHandle};
+use engine_sim::{EventEncoding, HashForm, ReplayFraming, Sim, SimConfig, SimHandle, SimStats};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
@@ -17,8 +17,7 @@ pub struct Engines {
 
 enum Command {
     Restart(usize, mpsc::Sender<()>),
-    Cached(usize, mpsc::Sender<u64>),
-    KvLoaded(usize, mpsc::Sender<u64>),
+    Stats(usize, mpsc::Sender<SimStats>),
     KvPort(usize, mpsc::Sender<u16>),
     Kill(usize, mpsc::Sender<()>),
     Stop,
@@ -48,14 +47,8 @@ impl Engines {
                             engines[at].as_ref().unwrap().restart_events().await;
                             done.send(()).unwrap();
                         }
-                        Command::Cached(at, answer) => {
-                            answer
-                                .send(engines[at].as_ref().unwrap().stats().cached_tokens)
-                                .unwrap();
-                        }
-                        Command::KvLoaded(at, answer) => {
-                            let stats = engines[at].as_ref().unwrap().stats();
-                            answer.send(stats.kv_loaded_tokens).unwrap();
+                        Command::Stats(at, answer) => {
+                            answer.send(engines[at].as_ref().unwrap().stats()).unwrap();
                         }
                         Command::KvPort(at, answer) => {
                             answer
@@ -91,9 +84,9 @@ impl Engines {
         &self.zmq[at].as_ref().unwrap().0
     }
 
-    /// Prompt tokens whose KV it got from elsewhere.
-    pub fn kv_loaded(&self, at: usize) -> u64 {
-        self.ask(|answer| Command::KvLoaded(at, answer))
+    /// What it counts.
+    pub fn stats(&self, at: usize) -> SimStats {
+        self.ask(|answer| Command::Stats(at, answer))
     }
 
     /// Where it meets other engines.
@@ -102,7 +95,7 @@ impl Engines {
     }
 
     fn cached(&self, at: usize) -> u64 {
-        self.ask(|answer| Command::Cached(at, answer))
+        self.stats(at).cached_tokens
     }
 
     fn gateway(&self, http: &str) -> Gateway {

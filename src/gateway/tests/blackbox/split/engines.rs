@@ -3,8 +3,10 @@
 use crate::kv_index::Engines;
 use crate::support::client::Answer;
 use crate::support::{Client, DEADLINE, Gateway, sse, wait_until};
+use engine_sim::kv_store::{StoreFault, StoreSettings, in_process};
 use engine_sim::{KvSharing, SimConfig, Speed, StoreAt};
 use serde_json::{Value, json};
+use std::time::Duration;
 
 /// Blocks of 16 tokens of the prompts here.
 const BLOCKS: u32 = 100;
@@ -19,6 +21,7 @@ fn engine(connector: &str, role: &str, store: &str) -> SimConfig {
         kv_sharing: KvSharing {
             store: (!needs_port).then_some(StoreAt::InProcess),
             port: needs_port.then_some(0),
+            lease: Duration::from_secs(3600),
             ..KvSharing::default()
         },
         time_scale: 0.05,
@@ -160,11 +163,76 @@ fn a_right_hand_off_goes_well_with_every_connector() {
             0.0,
             "{named}"
         );
-        let loaded = fleet.engines.kv_loaded(2) + fleet.engines.kv_loaded(3);
+        let loaded: u64 = [2, 3]
+            .map(|at| fleet.engines.stats(at).kv_loaded_tokens)
+            .iter()
+            .sum();
         assert!(
             loaded >= 3 * u64::from(BLOCKS - 1) * 16,
             "{named}: {loaded}"
         );
         gateway.assert_idle();
     }
+}
+
+#[test]
+fn whenever_clients_leave_prefill_is_left_with_no_blocks_that_nobody_fetches() {
+    let fleet = Fleet::start("NixlConnector", "c");
+    let gateway = fleet.gateway("connector: nixl");
+    for number in 0..40 {
+        let mut client = Client::connect(&gateway);
+        client.start("/v1/completions", body(number).to_string());
+        std::thread::sleep(Duration::from_millis(u64::from(number) * 4)); // an input: when it leaves
+        client.leave();
+    }
+    gateway.assert_idle();
+    wait_until(
+        "nothing is pinned, long before its lease ends",
+        DEADLINE,
+        || {
+            [0, 1]
+                .iter()
+                .all(|at| fleet.engines.stats(*at).kv_blocks_pinned == 0)
+        },
+    );
+    assert_eq!(path(&complete(&gateway, 100)), "prefill_then_decode");
+}
+
+#[test]
+fn with_its_storage_gone_the_fleet_serves_on_and_splits_again_when_it_is_back() {
+    let fleet = Fleet::start("VastKVConnector", "d");
+    let store = in_process("http://d", StoreSettings::default());
+    let gateway = fleet.gateway("prefill_timeout: 500ms, kv_transfer_timeout: 300ms");
+    assert_eq!(path(&complete(&gateway, 0)), "prefill_then_decode");
+    for (at, fault) in [
+        StoreFault {
+            hang: true,
+            ..StoreFault::default()
+        },
+        StoreFault {
+            refuse: Some(503),
+            ..StoreFault::default()
+        },
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        store.set_fault(fault);
+        for number in 0..8 {
+            complete(&gateway, 10 * (at as u32 + 1) + number);
+        }
+        complete(&gateway, 0); // which storage had
+    }
+    let fallbacks = gateway.metric("tidegate_split_fallbacks_total", &[]);
+    println!("{fallbacks} of 18 fell back");
+    assert!(fallbacks > 0.0, "the faults reach the engines");
+    store.set_fault(StoreFault::default());
+    let mut number = 100;
+    wait_until("prompts are split again", DEADLINE, || {
+        number += 1;
+        path(&complete(&gateway, number)) == "prefill_then_decode"
+    });
+    let again = complete(&gateway, number);
+    assert_eq!(path(&again), "fast_decode", "{again:?}");
+    gateway.assert_idle();
 }
