@@ -8,7 +8,7 @@
 use crate::choose::{Ask, ChoiceRules, NoBackend, Plan, Reason, able, choose, pool_of};
 use crate::disagg::{Path, Situation, SplitRules, Step, path};
 use crate::ids::Slot;
-use crate::score::{Known, Reach, TOKENS_PER_REQUEST, reach};
+use crate::score::{Reach, TOKENS_PER_REQUEST, reach};
 use crate::strategy::{Candidate, Chance, Rotation};
 use crate::view::{ClusterView, HandOffGroup, Live, Role};
 
@@ -187,7 +187,7 @@ fn rate(
     let load = &candidate.load;
     let storage = !asked.suspended.contains(&backend.group);
     let known = asked.ask.known.map(|known| known.confirmed(storage));
-    let known = known.unwrap_or_else(Known::default);
+    let known = known.unwrap_or_default();
     let found: Reach = reach(&known, backend, load, &rules.weights);
     let is_known = found.of_blocks > 0;
     let missing = asked.tokens as f64 * (1.0 - found.overlap.weighted);
@@ -235,7 +235,7 @@ mod tests {
     use crate::ids::BackendId;
     use crate::knowledge::Mode;
     use crate::prefix_index::{HolderId, Run, Tier};
-    use crate::score::{Basis, PromptOverlap, Weights};
+    use crate::score::{Basis, Known, PromptOverlap, Weights};
     use crate::strategy::Strategy as Selection;
     use crate::view::{BackendView, Load, Memory, Passage};
     use proptest::prelude::*;

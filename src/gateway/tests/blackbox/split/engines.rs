@@ -114,7 +114,7 @@ fn cached(answer: &Answer) -> u64 {
         .map(sse::Event::json);
     let usage = counted
         .filter(|json| json["usage"].is_object())
-        .last()
+        .next_back()
         .unwrap();
     usage["usage"]["prompt_tokens_details"]["cached_tokens"]
         .as_u64()

@@ -40,10 +40,7 @@ impl Fleet {
     fn new(scripts: &[(&'static str, Script)]) -> Self {
         let engines = scripts.iter().map(|(name, script)| {
             let script = *script;
-            Self::member(
-                name,
-                Upstream::start(move |request, wire| script(request, wire)),
-            )
+            Self::member(name, Upstream::start(script))
         });
         Fleet {
             engines: engines.collect(),
