@@ -108,14 +108,11 @@ fn path(answer: &Answer) -> &str {
 /// Cached tokens, as the client is told.
 fn cached(answer: &Answer) -> u64 {
     let events = sse::parse(&answer.body);
-    let counted = events
+    let mut counted = events
         .iter()
         .filter(|event| event.data != "[DONE]")
         .map(sse::Event::json);
-    let usage = counted
-        .filter(|json| json["usage"].is_object())
-        .next_back()
-        .unwrap();
+    let usage = counted.rfind(|json| json["usage"].is_object()).unwrap();
     usage["usage"]["prompt_tokens_details"]["cached_tokens"]
         .as_u64()
         .unwrap()
