@@ -67,6 +67,11 @@ impl Setback {
         self.kind == ErrorKind::BadRequest
     }
 
+    /// Whether the engine asks for patience, in its own words.
+    pub fn is_overload(&self) -> bool {
+        self.kind == ErrorKind::Overloaded
+    }
+
     /// Whether nothing came in time.
     pub fn is_silence(&self) -> bool {
         self.why == Why::FirstByteTimeout

@@ -255,6 +255,56 @@ fn a_backend_whose_models_nobody_would_ask_for_is_a_fault() {
 }
 
 #[test]
+fn what_a_connector_must_be_told_of_its_workers_is_missed_by_its_path() {
+    let workers = |connector: &str, more: &str| {
+        format!(
+            "disaggregated_serving: {{enabled: true, connector: {connector}}}
+backends:
+  - {{name: p, url: 'http://p', role: prefill, models: [m]{more}}}
+  - {{name: d, url: 'http://d', role: decode, models: [m]{more}}}
+  - {{name: u, url: 'http://u', models: [m]}}"
+        )
+    };
+    let missing = |key: &str, at: usize| {
+        format!("backends[{at}].kv_peer.{key}: is required for this backend's connector")
+    };
+    let found = faults(&workers("p2p_nccl", ""));
+    assert_eq!(
+        found,
+        [missing("zmq_address", 0), missing("zmq_address", 1)]
+    );
+    assert_eq!(
+        faults(&workers("mooncake", "")),
+        [missing("bootstrap_port", 0)]
+    );
+    for (connector, more) in [
+        ("shared_storage", ""),
+        ("nixl", ""),
+        ("sglang", ""),
+        ("mooncake", ", kv_peer: {bootstrap_port: 8998}"),
+        ("p2p_nccl", ", kv_peer: {zmq_address: 'h:1'}"),
+        ("p2p_nccl", ", connector: nixl"),
+    ] {
+        let loaded = load_text(&workers(connector, more));
+        loaded.unwrap_or_else(|faults| panic!("{connector}: {faults}"));
+    }
+    let wrong = faults(&workers(
+        "nxil",
+        ", external_storage: {endpoint: 'http://v', kv_namespace: n, kv_transfer_params: x}",
+    ));
+    assert!(
+        wrong[0].contains("disaggregated_serving.connector: must be one of shared_storage, nixl"),
+        "{wrong:?}"
+    );
+    assert!(
+        wrong
+            .iter()
+            .any(|fault| fault.contains("kv_transfer_params: must be a map")),
+        "{wrong:?}"
+    );
+}
+
+#[test]
 fn a_variables_value_arrives_byte_for_byte_whatever_it_holds() {
     for value in [
         "p@ss: #1 \"q\" {x}",

@@ -439,7 +439,8 @@ impl Drive<'_> {
         if !setback.is_refusal() {
             counter!(names::SPLIT_FAILURES, "step" => step.as_str()).increment(1);
         }
-        Answer::GivenUp(if setback.is_refusal() || step == Step::Unified {
+        let theirs = setback.is_refusal() || setback.is_overload() || step == Step::Unified;
+        Answer::GivenUp(if theirs {
             setback.settled()
         } else {
             setback.of_step(step)

@@ -390,3 +390,30 @@ fn one_prefill_worker_that_fails_now_and_then_is_enough() {
     }
     gateway.assert_idle();
 }
+
+#[test]
+fn a_step_that_is_asked_for_patience_says_so_in_the_engines_words() {
+    fn busy(_: &Request, wire: &mut Wire) {
+        let headers = "content-type: application/json\r\nretry-after: 7\r\n";
+        wire.answer(
+            "429 Too Many Requests",
+            headers,
+            r#"{"error":{"message":"queue is full"}}"#,
+        );
+    }
+    for scripts in [
+        [("p", busy as Script), ("d", answers)],
+        [("p", prefills), ("d", busy)],
+    ] {
+        let fleet = Fleet::new(&scripts);
+        let gateway = fleet.gateway("fallback_to_unified: false");
+        let answer = chat(&gateway, &ask_stream());
+        assert_eq!(
+            (answer.status, answer.header("retry-after")),
+            (429, Some("7")),
+            "{answer:?}"
+        );
+        let failures = gateway.metric("tidegate_backend_requests_total", &["outcome=\"failure\""]);
+        assert_eq!(failures, 0.0);
+    }
+}
