@@ -106,6 +106,11 @@ impl InFlight {
         }
     }
 
+    /// Whether it tries a half-open backend, and has not shown yet that that one works.
+    pub fn is_probe(&self) -> bool {
+        self.ticket.is_some()
+    }
+
     /// The backend that serves this attempt.
     pub fn backend(&self) -> &Arc<Backend> {
         &self.backend

@@ -194,6 +194,13 @@ impl LiveNumbers {
         self.resting_until_ms.fetch_max(until, Relaxed);
     }
 
+    /// An answer did not begin, by the fault of something that the backend waits for: no failure of its own, but
+    /// it is spared for a while, and thought less of.
+    pub fn stalled(&self) {
+        self.average_success(0);
+        self.rest(Some(REST_MAX));
+    }
+
     pub(super) fn enter(&self) {
         self.in_flight.fetch_add(1, Relaxed);
     }

@@ -3,6 +3,7 @@
 
 use super::SplitState;
 use actix::{Message, Recipient};
+use routing::breaker::Era;
 use routing::disagg::Path;
 use routing::view::HandOffGroup;
 use std::collections::HashMap;
@@ -40,30 +41,43 @@ impl StepsIn {
     }
 }
 
-/// A lease has ended.
+/// A lease has ended: this one.
 #[derive(Debug, Clone, Copy, Message)]
 #[rtype(result = "()")]
-pub struct Release {
-    /// Which.
-    pub lease: u64,
+pub struct Release(pub u64);
+
+/// What was learned of the way between two workers.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "()")]
+pub struct HandedOver {
     /// Whose hand-off it was.
     pub group: HandOffGroup,
-    /// Whether KV went from one worker to the other; none when nothing was learned of that.
-    pub handed_over: Option<bool>,
+    /// In which state of the group it began.
+    pub era: Era,
+    /// Who was to get the KV.
+    pub worker: Arc<str>,
+    /// Whether it did.
+    pub well: bool,
 }
+
+/// Whom leases tell: of what was learned, and of their end.
+pub(super) type Told = (Recipient<HandedOver>, Recipient<Release>);
 
 /// See the module.
 pub struct Lease {
-    release: Release,
+    lease: u64,
+    group: HandOffGroup,
+    era: Era,
+    worker: Arc<str>,
     step: LeasedStep,
     state: Arc<SplitState>,
-    coordinator: Recipient<Release>,
+    told: Told,
 }
 
 impl Lease {
     /// Its number.
     pub fn id(&self) -> u64 {
-        self.release.lease
+        self.lease
     }
 
     /// The decode leg is being sent.
@@ -71,9 +85,15 @@ impl Lease {
         self.turn_to(LeasedStep::Decode);
     }
 
-    /// Whether KV went from one worker to the other.
-    pub fn handed_over(&mut self, well: bool) {
-        self.release.handed_over = Some(well);
+    /// Whether KV went from one worker to the other: told at once, since an answer may last long after that.
+    pub fn handed_over(&self, well: bool) {
+        // bounded by the requests in flight
+        self.told.0.do_send(HandedOver {
+            group: self.group,
+            era: self.era,
+            worker: self.worker.clone(),
+            well,
+        });
     }
 
     fn turn_to(&mut self, step: LeasedStep) {
@@ -87,7 +107,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         self.state.steps.of(self.step).fetch_sub(1, Relaxed);
         // bounded by the requests in flight
-        self.coordinator.do_send(self.release);
+        self.told.1.do_send(Release(self.lease));
     }
 }
 
@@ -127,9 +147,9 @@ impl Leases {
 
     pub(super) fn grant(
         &mut self,
-        (path, group): (Path, HandOffGroup),
+        (path, group, era): (Path, HandOffGroup, Era),
         (prefill, worker): (Option<Arc<str>>, Arc<str>),
-        coordinator: Recipient<Release>,
+        told: Told,
     ) -> Lease {
         let lease = LEASES.fetch_add(1, Relaxed) + 1;
         let step = match prefill {
@@ -140,19 +160,18 @@ impl Leases {
         let granted = Granted {
             path,
             prefill,
-            worker,
+            worker: worker.clone(),
             since: super::now(),
         };
         self.granted.insert(lease, granted);
         Lease {
-            release: Release {
-                lease,
-                group,
-                handed_over: None,
-            },
+            lease,
+            group,
+            era,
+            worker,
             step,
             state: self.state.clone(),
-            coordinator,
+            told,
         }
     }
 

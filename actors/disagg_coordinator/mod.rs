@@ -8,7 +8,7 @@
 mod lease;
 mod suspension;
 
-pub use lease::{Lease, LeaseInfo, LeasedStep, Release, StepsIn};
+pub use lease::{HandedOver, Lease, LeaseInfo, LeasedStep, Release, StepsIn};
 pub use suspension::{HANDOFF_FAILURES, HANDOFF_RECOVERY};
 
 use crate::directory::Directory;
@@ -24,6 +24,7 @@ use routing::choose::ChoiceRules;
 use routing::disagg::{Path, SplitRules, Step};
 use routing::pairing::{PairAsk, Pairing, Unserved, pair};
 use routing::strategy::{Chance, Rotation};
+use routing::view::HandOffGroup;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -41,8 +42,19 @@ pub struct CoordinatorSettings {
     pub rules: ChoiceRules,
     /// Those of splitting.
     pub split: SplitRules,
-    /// What the groups are, for people; a group's number is its place.
-    pub groups: Arc<[String]>,
+    /// What is known of the groups; a group's number is its place.
+    pub groups: Arc<[GroupSpec]>,
+}
+
+/// A group of workers that can hand over to each other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupSpec {
+    /// What it is, for people.
+    pub name: String,
+    /// Whether its decode workers cannot compute a prompt, however short it is.
+    pub pairs_only: bool,
+    /// How many decode workers it has in the settings.
+    pub decoders: usize,
 }
 
 /// Asks who serves a request, and counts it in there.
@@ -108,6 +120,7 @@ pub struct DisaggCoordinator {
     chance: Chance,
     leases: Leases,
     suspensions: Suspensions,
+    pairs_only: Vec<HandOffGroup>,
     state: Arc<SplitState>,
     _watch: Watch<RootExited>,
 }
@@ -134,6 +147,7 @@ impl DisaggCoordinator {
                     DisaggCoordinator {
                         directory,
                         suspensions: Suspensions::new(settings.groups.clone()),
+                        pairs_only: pairs_only(&settings.groups),
                         settings,
                         rotation: Rotation::default(),
                         chance: Chance(fastrand::u64(..)),
@@ -151,6 +165,12 @@ impl DisaggCoordinator {
         );
         (root, handle)
     }
+}
+
+fn pairs_only(groups: &[GroupSpec]) -> Vec<HandOffGroup> {
+    let all = groups.iter().enumerate();
+    let only = all.filter(|(_, group)| group.pairs_only);
+    only.map(|(at, _)| HandOffGroup(at as u32)).collect()
 }
 
 fn now() -> std::time::Instant {
@@ -174,6 +194,7 @@ impl Handler<ReservePair> for DisaggCoordinator {
             ask: of.route.ask(),
             tokens: of.tokens,
             suspended: &suspended,
+            pairs_only: &self.pairs_only,
         };
         let (rules, split) = (&self.settings.rules, &self.settings.split);
         let known = (asked.ask.known, &rules.weights);
@@ -202,9 +223,10 @@ impl Handler<ReservePair> for DisaggCoordinator {
                     .map(|of| of.in_flight.backend().spec.name.clone()),
                 worker.in_flight.backend().spec.name.clone(),
             );
-            let lease = self
-                .leases
-                .grant((pairing.path, group), names, ctx.address().recipient());
+            let coordinator = ctx.address();
+            let told = (coordinator.clone().recipient(), coordinator.recipient());
+            let of = (pairing.path, group, self.suspensions.era(group));
+            let lease = self.leases.grant(of, names, told);
             if is_split {
                 self.suspensions.tries(group, lease.id());
             }
@@ -212,20 +234,35 @@ impl Handler<ReservePair> for DisaggCoordinator {
                 path: pairing.path,
                 prefill,
                 worker,
-                missing: pairing.missing.map(|step| (step, !suspended.is_empty())),
+                missing: pairing.missing.map(|step| (step, pairing.suspended)),
                 lease,
             });
         }
     }
 }
 
+impl Handler<HandedOver> for DisaggCoordinator {
+    type Result = ();
+
+    fn handle(&mut self, of: HandedOver, _: &mut Self::Context) {
+        let now = now();
+        self.suspensions.learned(&of, now);
+        self.publish_suspended(now);
+    }
+}
+
 impl Handler<Release> for DisaggCoordinator {
     type Result = ();
 
-    fn handle(&mut self, release: Release, _: &mut Self::Context) {
-        self.leases.end(release.lease);
-        let now = now();
-        self.suspensions.ended(release.group, &release, now);
+    fn handle(&mut self, Release(lease): Release, _: &mut Self::Context) {
+        self.leases.end(lease);
+        self.suspensions.ended(lease);
+        self.publish_suspended(now());
+    }
+}
+
+impl DisaggCoordinator {
+    fn publish_suspended(&mut self, now: std::time::Instant) {
         let suspended = self.suspensions.suspended(now).len();
         self.state.suspended.store(suspended as u64, Relaxed);
     }
@@ -250,6 +287,7 @@ impl Handler<ExplainPair> for DisaggCoordinator {
             ask: of.route.ask(),
             tokens: of.tokens,
             suspended: &suspended,
+            pairs_only: &self.pairs_only,
         };
         let rules = (&self.settings.rules, &self.settings.split);
         let (mut rotation, mut chance) = (self.rotation.clone(), self.chance.clone());

@@ -1,9 +1,11 @@
 //! Which hand-off groups are left alone, since their hand-offs fail in a row: a circuit breaker per group. What
-//! fails there is mostly what lies between the workers, which is nobody's own breaker's business.
+//! fails there is what lies between the workers, which is nobody's own breaker's business; so it must fail at
+//! more than one of them.
 
-use super::Release;
+use super::{GroupSpec, HandedOver};
 use routing::breaker::{Breaker, BreakerRules, Era, Event};
 use routing::view::{HandOffGroup, Passage};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -15,30 +17,34 @@ pub const HANDOFF_RECOVERY: Duration = Duration::from_secs(10);
 
 struct Group {
     breaker: Breaker,
+    /// Hand-offs that went well, as the breaker counts them.
     successes: u64,
+    /// Decode workers that have failed since the last one that went well.
+    failing: BTreeSet<Arc<str>>,
     /// The hand-off that tries whether it works again.
     trial: Option<u64>,
 }
 
 pub(super) struct Suspensions {
     groups: Vec<Group>,
-    names: Arc<[String]>,
+    specs: Arc<[GroupSpec]>,
 }
 
 impl Suspensions {
-    pub(super) fn new(names: Arc<[String]>) -> Self {
+    pub(super) fn new(specs: Arc<[GroupSpec]>) -> Self {
         let rules = BreakerRules {
             failure_threshold: HANDOFF_FAILURES,
             recovery_timeout: HANDOFF_RECOVERY,
         };
-        let groups = names.iter().map(|_| Group {
+        let groups = specs.iter().map(|_| Group {
             breaker: Breaker::new(rules, Era(0), super::now()),
             successes: 0,
+            failing: BTreeSet::new(),
             trial: None,
         });
         Suspensions {
             groups: groups.collect(),
-            names,
+            specs,
         }
     }
 
@@ -62,6 +68,12 @@ impl Suspensions {
         suspended
     }
 
+    /// The state that hand-offs begun now belong to.
+    pub(super) fn era(&self, group: HandOffGroup) -> Era {
+        let group = self.groups.get(group.0 as usize);
+        group.map_or(Era(0), |group| group.breaker.state().1)
+    }
+
     /// A hand-off of this group begins.
     pub(super) fn tries(&mut self, group: HandOffGroup, lease: u64) {
         if let Some(group) = self.groups.get_mut(group.0 as usize)
@@ -71,38 +83,44 @@ impl Suspensions {
         }
     }
 
-    /// A hand-off has ended.
-    pub(super) fn ended(&mut self, at: HandOffGroup, release: &Release, now: Instant) {
-        let Some(group) = self.groups.get_mut(at.0 as usize) else {
+    /// A request has ended: if it was to try a group and told nothing, another one may.
+    pub(super) fn ended(&mut self, lease: u64) {
+        for group in &mut self.groups {
+            group.trial = group.trial.filter(|trial| *trial != lease);
+        }
+    }
+
+    /// A hand-off went well, or did not.
+    pub(super) fn learned(&mut self, of: &HandedOver, now: Instant) {
+        let at = of.group.0 as usize;
+        let (Some(group), Some(spec)) = (self.groups.get_mut(at), self.specs.get(at)) else {
             return;
         };
-        let (passage, era) = group.breaker.state();
-        let is_trial = group.trial == Some(release.lease);
-        if is_trial {
-            group.trial = None;
-        }
-        match release.handed_over {
-            None => return,
-            // of those that began before, the failures are known already
-            Some(_) if passage == Passage::HalfOpen && !is_trial => return,
-            Some(true) => {
-                group.successes += 1;
-                group.breaker.on(Event::ProbeSucceeded { era }, now);
+        let before = group.breaker.state().0;
+        if of.well {
+            group.successes += 1;
+            group.failing.clear();
+            group.breaker.on(Event::ProbeSucceeded { era: of.era }, now);
+        } else {
+            group.failing.insert(of.worker.clone());
+            // one worker alone is at fault itself
+            let several = group.failing.len() >= spec.decoders.min(2);
+            if before == Passage::Closed && !several {
+                return;
             }
-            Some(false) => {
-                let successes = group.successes;
-                group.breaker.on(Event::Failed { era, successes }, now);
-            }
+            let (era, successes) = (of.era, group.successes);
+            group.breaker.on(Event::Failed { era, successes }, now);
         }
-        let name = self.names.get(at.0 as usize).map_or("", |name| name);
-        match (passage, group.breaker.state().0) {
+        match (before, group.breaker.state().0) {
             (Passage::Closed, Passage::Open) => warn!(
-                group = name,
+                group = spec.name,
                 failures = HANDOFF_FAILURES,
                 again_in_s = HANDOFF_RECOVERY.as_secs(),
                 "hand-offs fail in a row, nobody is split here for now"
             ),
-            (Passage::HalfOpen, Passage::Closed) => info!(group = name, "hand-offs work again"),
+            (Passage::HalfOpen, Passage::Closed) => {
+                info!(group = spec.name, "hand-offs work again")
+            }
             _ => {}
         }
     }
@@ -114,45 +132,114 @@ mod tests {
 
     const GROUP: HandOffGroup = HandOffGroup(0);
 
-    fn release(lease: u64, handed_over: Option<bool>) -> Release {
-        Release {
-            lease,
+    fn all(decoders: usize) -> Suspensions {
+        Suspensions::new(Arc::from([GroupSpec {
+            name: "g".into(),
+            pairs_only: false,
+            decoders,
+        }]))
+    }
+
+    fn learn(all: &mut Suspensions, worker: &str, well: bool, now: Instant) {
+        let of = HandedOver {
             group: GROUP,
-            handed_over,
+            era: all.era(GROUP),
+            worker: worker.into(),
+            well,
+        };
+        all.learned(&of, now);
+    }
+
+    fn suspend(all: &mut Suspensions, now: Instant) {
+        for _ in 0..HANDOFF_FAILURES {
+            learn(all, "d", false, now);
         }
+        assert_eq!(all.suspended(now), [GROUP]);
     }
 
     #[test]
     fn a_group_whose_hand_offs_fail_in_a_row_is_left_alone_and_tried_by_one() {
-        let mut all = Suspensions::new(Arc::from(["g".to_owned()]));
+        let mut all = all(1);
         let start = super::super::now();
-        for lease in 1..=4 {
-            all.ended(GROUP, &release(lease, Some(false)), start);
+        for _ in 0..4 {
+            learn(&mut all, "d", false, start);
         }
-        all.ended(GROUP, &release(5, Some(true)), start);
-        for lease in 6..=10 {
-            assert!(all.suspended(start).is_empty(), "the row was broken");
-            all.ended(GROUP, &release(lease, None), start);
-            all.ended(GROUP, &release(lease, Some(false)), start);
-        }
-        assert_eq!(all.suspended(start), [GROUP]);
+        learn(&mut all, "d", true, start);
+        assert!(all.suspended(start).is_empty(), "the row was broken");
+        suspend(&mut all, start);
         let later = start + HANDOFF_RECOVERY;
         assert!(all.suspended(later).is_empty());
         all.tries(GROUP, 11);
         assert_eq!(all.suspended(later), [GROUP], "one at a time");
-        all.ended(GROUP, &release(9, Some(false)), later);
-        all.ended(GROUP, &release(11, None), later);
+        all.ended(11);
         assert!(all.suspended(later).is_empty(), "it told nothing");
         all.tries(GROUP, 12);
-        all.ended(GROUP, &release(12, Some(false)), later);
+        learn(&mut all, "d", false, later);
+        all.ended(12);
         assert_eq!(all.suspended(later), [GROUP]);
         let latest = later + HANDOFF_RECOVERY;
         assert!(all.suspended(latest).is_empty());
         all.tries(GROUP, 13);
-        all.ended(GROUP, &release(13, Some(true)), latest);
+        learn(&mut all, "d", true, latest);
         for _ in 0..3 {
             assert!(all.suspended(latest).is_empty());
             all.tries(GROUP, 14);
         }
+    }
+
+    #[test]
+    fn a_trial_that_takes_longer_than_its_turn_still_shows_that_it_works() {
+        let mut all = all(1);
+        let start = super::super::now();
+        suspend(&mut all, start);
+        let first = start + HANDOFF_RECOVERY;
+        assert!(all.suspended(first).is_empty());
+        let slow = HandedOver {
+            group: GROUP,
+            era: all.era(GROUP),
+            worker: "d".into(),
+            well: true,
+        };
+        all.tries(GROUP, 1);
+        let second = first + HANDOFF_RECOVERY;
+        assert!(all.suspended(second).is_empty(), "another one may try");
+        all.tries(GROUP, 2);
+        all.learned(&slow, second);
+        assert!(all.suspended(second).is_empty());
+        all.tries(GROUP, 3);
+        assert!(all.suspended(second).is_empty(), "it is closed");
+    }
+
+    #[test]
+    fn what_began_before_says_nothing_about_the_present() {
+        let mut all = all(1);
+        let start = super::super::now();
+        let old = |well| HandedOver {
+            group: GROUP,
+            era: Era(0),
+            worker: "d".into(),
+            well,
+        };
+        suspend(&mut all, start);
+        let later = start + HANDOFF_RECOVERY;
+        assert!(all.suspended(later).is_empty());
+        all.learned(&old(true), later);
+        all.learned(&old(false), later);
+        all.tries(GROUP, 1);
+        assert_eq!(all.suspended(later), [GROUP], "it is still being tried");
+    }
+
+    #[test]
+    fn one_worker_alone_does_not_suspend_its_group() {
+        let mut all = all(3);
+        let now = super::super::now();
+        for _ in 0..50 {
+            learn(&mut all, "d1", false, now);
+        }
+        assert!(all.suspended(now).is_empty());
+        for _ in 0..HANDOFF_FAILURES {
+            learn(&mut all, "d2", false, now);
+        }
+        assert_eq!(all.suspended(now), [GROUP]);
     }
 }

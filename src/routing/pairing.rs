@@ -8,9 +8,10 @@
 use crate::choose::{Ask, ChoiceRules, NoBackend, Plan, Reason, able, choose, pool_of};
 use crate::disagg::{Path, Situation, SplitRules, Step, path};
 use crate::ids::Slot;
-use crate::score::{Reach, TOKENS_PER_REQUEST, reach};
+use crate::score::{Known, Reach, TOKENS_PER_REQUEST, reach};
 use crate::strategy::{Candidate, Chance, Rotation};
 use crate::view::{ClusterView, HandOffGroup, Live, Role};
+use std::sync::Arc;
 
 /// A backend that often fails counts as no less than this share of a sound one: it must be asked to be
 /// seen well.
@@ -26,6 +27,8 @@ pub struct PairAsk<'a> {
     /// Groups whose hand-offs fail at present: they are not paired, and what their storage holds does
     /// not count.
     pub suspended: &'a [HandOffGroup],
+    /// Groups whose decode workers cannot compute a prompt, however short it is.
+    pub pairs_only: &'a [HandOffGroup],
 }
 
 /// Who serves.
@@ -39,6 +42,8 @@ pub struct Pairing {
     pub worker: Plan,
     /// The step that nobody can serve, when a unified worker stands in for it.
     pub missing: Option<Step>,
+    /// Whether somebody could, if hand-offs had not failed there.
+    pub suspended: bool,
     /// Tokens of the prompt that the decode worker lacks; of all when there is none.
     pub uncached: u64,
 }
@@ -52,12 +57,15 @@ pub struct Unserved {
     pub why: NoBackend,
 }
 
-/// Whether a model has prefill and decode workers at all, able to serve at present or not.
+/// Whether a model has prefill and decode workers at all, able to serve at present or not. One that has not
+/// said yet what it serves may serve this one.
 pub fn is_split(view: &ClusterView, model: &str) -> bool {
-    let members = view.pools.get(model).map(|pool| &pool.members[..]);
-    let members = members.unwrap_or_default();
-    let has = |role| members.iter().any(|slot| view.backend(*slot).role == role);
-    has(Role::Prefill) && has(Role::Decode)
+    let serves = |models: &[Arc<str>]| models.iter().any(|other| **other == *model);
+    let has = |role| {
+        let mut of_role = view.backends.iter().filter(|backend| backend.role == role);
+        of_role.any(|backend| backend.models.as_deref().is_none_or(serves))
+    };
+    view.pools.contains_key(model) && has(Role::Prefill) && has(Role::Decode)
 }
 
 /// Chooses for a request that may be split, of a model for which [`is_split`] holds. Half-open probes
@@ -81,36 +89,45 @@ pub fn pair(
     let pool = pool_of(view, asked.ask.model).map_err(|why| none(Step::Decode, why))?;
     let able_to = |role| able(view, live, pool, &as_role(role, None));
     let prefills = able_to(Role::Prefill);
-    let groups: Vec<HandOffGroup> = prefills
+    let group = |slot: Slot| view.backend(slot).group;
+    let (suspended, groups): (Vec<_>, Vec<_>) = prefills
         .slots()
-        .map(|slot| view.backend(slot).group)
-        .filter(|group| !asked.suspended.contains(group))
-        .collect();
+        .map(group)
+        .partition(|group| asked.suspended.contains(group));
     let decoders = able_to(Role::Decode);
-    let mut rated: Vec<Rated> = decoders
-        .candidates
-        .iter()
-        .map(|candidate| rate((rules, view), asked, candidate))
-        .collect();
+    let confirmed = [false, true].map(|storage| {
+        let known = asked.ask.known.map(|known| known.confirmed(storage));
+        known.unwrap_or_default()
+    });
+    let rate = |candidate: &Candidate| {
+        let storage = !asked.suspended.contains(&group(candidate.slot));
+        rate(
+            (rules, view),
+            asked,
+            &confirmed[usize::from(storage)],
+            candidate,
+        )
+    };
+    let mut rated: Vec<Rated> = decoders.candidates.iter().map(rate).collect();
     // one that waits to be tried comes first, whatever it costs
     rated.extend(decoders.probe.map(|slot| {
         let load = live.load(slot);
         Rated {
             cost: f64::NEG_INFINITY,
             reason: Reason::Probe,
-            ..rate((rules, view), asked, &Candidate { slot, load })
+            ..rate(&Candidate { slot, load })
         }
     }));
     let best = cheapest(rated.iter(), chance);
-    let paired = cheapest(
-        rated
-            .iter()
-            .filter(|of| groups.contains(&view.backend(of.slot).group)),
-        chance,
-    );
+    let fitting = rated.iter().filter(|of| groups.contains(&group(of.slot)));
+    let paired = cheapest(fitting, chance);
+    let lacks = |of: Rated| match asked.pairs_only.contains(&group(of.slot)) {
+        true => u64::MAX,
+        false => of.uncached,
+    };
     let situation = Situation {
         can_be_split: true,
-        uncached_at_decode: best.map(|best| best.uncached),
+        uncached_at_decode: best.map(lacks),
         has_prefill: paired.is_some(),
         has_unified: able_to(Role::Unified).slots().next().is_some(),
     };
@@ -122,17 +139,18 @@ pub fn pair(
             prefill: None,
             worker: best.plan(),
             missing: None,
+            suspended: false,
             uncached,
         }),
         (Ok(Path::PrefillThenDecode), _, Some(decode)) => {
-            let group = view.backend(decode.slot).group;
-            let ask = as_role(Role::Prefill, Some(group));
+            let ask = as_role(Role::Prefill, Some(group(decode.slot)));
             let prefill = choose(rules, view, live, &ask, rotation, chance);
             Ok(Pairing {
                 path: Path::PrefillThenDecode,
                 prefill: Some(prefill.map_err(|why| none(Step::Prefill, why))?),
                 worker: decode.plan(),
                 missing: None,
+                suspended: false,
                 uncached: decode.uncached,
             })
         }
@@ -148,6 +166,7 @@ pub fn pair(
                 } else {
                     Step::Decode
                 }),
+                suspended: !suspended.is_empty(),
                 uncached,
             })
         }
@@ -181,14 +200,12 @@ impl Rated {
 fn rate(
     (rules, view): (&ChoiceRules, &ClusterView),
     asked: &PairAsk<'_>,
+    confirmed: &Known,
     candidate: &Candidate,
 ) -> Rated {
     let backend = view.backend(candidate.slot);
     let load = &candidate.load;
-    let storage = !asked.suspended.contains(&backend.group);
-    let known = asked.ask.known.map(|known| known.confirmed(storage));
-    let known = known.unwrap_or_default();
-    let found: Reach = reach(&known, backend, load, &rules.weights);
+    let found: Reach = reach(confirmed, backend, load, &rules.weights);
     let is_known = found.of_blocks > 0;
     let missing = asked.tokens as f64 * (1.0 - found.overlap.weighted);
     let requests = f64::from(load.in_flight) * TOKENS_PER_REQUEST;
@@ -235,12 +252,11 @@ mod tests {
     use crate::ids::BackendId;
     use crate::knowledge::Mode;
     use crate::prefix_index::{HolderId, Run, Tier};
-    use crate::score::{Basis, Known, PromptOverlap, Weights};
+    use crate::score::{Basis, PromptOverlap, Weights};
     use crate::strategy::Strategy as Selection;
     use crate::view::{BackendView, Load, Memory, Passage};
     use proptest::prelude::*;
     use std::collections::HashMap;
-    use std::sync::Arc;
 
     const STORAGE: HolderId = HolderId(100);
     const RULES: ChoiceRules = ChoiceRules {
@@ -327,6 +343,7 @@ mod tests {
         },
         tokens: 1600,
         suspended: &[],
+        pairs_only: &[],
     };
 
     fn pairs(view: &ClusterView, loads: &Loads, ask: &PairAsk<'_>) -> Result<Pairing, Unserved> {
@@ -494,6 +511,39 @@ mod tests {
             (found.path, found.missing),
             (Path::Fallback, Some(Step::Prefill))
         );
+    }
+
+    #[test]
+    fn a_decode_worker_that_cannot_compute_is_always_paired() {
+        let view = view(&["p", "d", "u"]);
+        let short = PairAsk { tokens: 3, ..ASK };
+        let found = pairs(&view, &Loads::default(), &short).unwrap();
+        assert_eq!(found.path, Path::FastDecode);
+        let groups = [HandOffGroup(0)];
+        let found = pairs(
+            &view,
+            &Loads::default(),
+            &PairAsk {
+                pairs_only: &groups,
+                ..short
+            },
+        );
+        assert_eq!(found.unwrap().path, Path::PrefillThenDecode);
+    }
+
+    #[test]
+    fn a_worker_that_has_not_said_what_it_serves_may_be_the_missing_half() {
+        let mut backends: Vec<BackendView> = ["p", "d", "u"]
+            .iter()
+            .enumerate()
+            .map(|(at, name)| backend(at, name, 0))
+            .collect();
+        backends[0].models = None;
+        let view = ClusterView::new(backends.clone(), 10, &ClusterView::default());
+        assert!(is_split(&view, "m"));
+        backends[0].models = Some(Arc::from([Arc::from("other")]));
+        let view = ClusterView::new(backends, 10, &ClusterView::default());
+        assert!(!is_split(&view, "m") && !is_split(&view, "other") && !is_split(&view, "unknown"));
     }
 
     #[test]

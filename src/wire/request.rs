@@ -50,6 +50,14 @@ pub struct RequestView<'a> {
     user: Option<&'a RawValue>,
     #[serde(default)]
     kv_transfer_params: Option<IgnoredAny>,
+    #[serde(default)]
+    bootstrap_host: Option<IgnoredAny>,
+    #[serde(default)]
+    bootstrap_port: Option<IgnoredAny>,
+    #[serde(default)]
+    bootstrap_room: Option<IgnoredAny>,
+    #[serde(default)]
+    disaggregated_params: Option<IgnoredAny>,
     #[serde(borrow, default)]
     temperature: Option<&'a RawValue>,
     #[serde(borrow, default)]
@@ -247,9 +255,18 @@ impl<'a> RequestView<'a> {
         self.user.and_then(text).unwrap_or_default()
     }
 
-    /// Whether the client sent engine-internal transfer parameters, which are not its to set.
-    pub fn has_kv_transfer_params(&self) -> bool {
-        self.kv_transfer_params.is_some()
+    /// The members by which engines hand KV to each other that the client has set, which are not its to set: an
+    /// engine would fetch from where it says.
+    pub fn hand_off_members(&self) -> impl Iterator<Item = &'static str> {
+        let given = [
+            ("kv_transfer_params", self.kv_transfer_params.is_some()),
+            ("bootstrap_host", self.bootstrap_host.is_some()),
+            ("bootstrap_port", self.bootstrap_port.is_some()),
+            ("bootstrap_room", self.bootstrap_room.is_some()),
+            ("disaggregated_params", self.disaggregated_params.is_some()),
+        ];
+        let given = given.into_iter().filter(|(_, given)| *given);
+        given.map(|(name, _)| name)
     }
 
     /// The parts that the prompt begins with.

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tokio::time::Instant;
 use wire::handoff::Peer;
 
 /// For an engine to say its id.
@@ -17,26 +18,41 @@ const QUERY_TIMEOUT: Duration = Duration::from_secs(2);
 /// The largest answer that is read.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
+/// An engine that did not say it is not asked again for so long.
+const ASK_AGAIN: Duration = Duration::from_secs(2);
+
 /// See the module; one entry per backend.
 #[derive(Debug, Default)]
-pub struct EngineIds(Mutex<HashMap<Arc<str>, String>>);
+pub struct EngineIds(Mutex<HashMap<Arc<str>, Said>>);
+
+/// What an engine said, or when it did not.
+#[derive(Debug)]
+enum Said {
+    Id(String),
+    Nothing(Instant),
+}
 
 impl EngineIds {
-    fn known(&self) -> MutexGuard<'_, HashMap<Arc<str>, String>> {
+    fn known(&self) -> MutexGuard<'_, HashMap<Arc<str>, Said>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The id of a backend's engine, by `GET /query` at its bootstrap port; none when it does not say.
     pub async fn of(&self, worker: &Worker, backend: &Arc<str>, peer: &Peer) -> Option<String> {
-        if let Some(id) = self.known().get(backend) {
-            return Some(id.clone());
+        match self.known().get(backend) {
+            Some(Said::Id(id)) => return Some(id.clone()),
+            Some(Said::Nothing(at)) if at.elapsed() < ASK_AGAIN => return None,
+            _ => {}
         }
         let url = format!("http://{}:{}", peer.host, peer.bootstrap_port?);
         let url = BackendUrl::parse(&url).ok()?;
-        let asked = tokio::time::timeout(QUERY_TIMEOUT, ask(worker, &url));
-        let id = asked.await.ok()??;
-        self.known().insert(backend.clone(), id.clone());
-        Some(id)
+        let asked = tokio::time::timeout(QUERY_TIMEOUT, ask(worker, &url)).await;
+        let id = asked.ok().flatten();
+        let said = id
+            .clone()
+            .map_or_else(|| Said::Nothing(Instant::now()), Said::Id);
+        self.known().insert(backend.clone(), said);
+        id
     }
 
     /// It may be another engine by now.

@@ -3,71 +3,54 @@
 use super::{EngineIds, Seat, Splitting};
 use crate::settings::{ConnectorKind, Settings};
 use actors::directory::Directory;
-use actors::disagg_coordinator::{CoordinatorSettings, DisaggCoordinator};
+use actors::disagg_coordinator::{CoordinatorSettings, DisaggCoordinator, GroupSpec};
 use routing::choose::ChoiceRules;
 use routing::disagg::SplitRules;
-use routing::prefix_index::HolderId;
 use routing::view::{HandOffGroup, Role};
 use std::collections::HashMap;
 use std::sync::Arc;
 use wire::handoff::Peer;
 
-/// Gives every backend its group: workers of one connector, and for storage of one namespace. Answers what
-/// the groups are, for people. The seats of the KV index must have been given.
-pub fn group(settings: &mut Settings) -> Arc<[String]> {
-    let mut groups: Vec<(ConnectorKind, Option<HolderId>)> = Vec::new();
-    let mut names = Vec::new();
-    for at in 0..settings.backends.len() {
-        let backend = &settings.backends[at];
-        let kind = kind(settings, &backend.name);
-        let namespace = match backend.role {
-            Role::Prefill => backend.kv.writes,
-            Role::Decode | Role::Unified => backend.kv.reads.first().copied(),
-        };
-        let key = (
-            kind,
-            namespace.filter(|_| kind == ConnectorKind::SharedStorage),
-        );
-        let number = groups.iter().position(|known| *known == key);
+/// Gives every backend its group; answers what the groups are.
+pub fn group(settings: &mut Settings) -> Arc<[GroupSpec]> {
+    let mut of = Vec::new();
+    let mut known = Vec::new();
+    let mut specs: Vec<GroupSpec> = Vec::new();
+    for backend in &settings.backends {
+        let group = settings.hand_off_group(&backend.name);
+        let number = known.iter().position(|other| *other == group);
         let number = number.unwrap_or_else(|| {
-            groups.push(key);
-            names.push(described(settings, at, kind));
-            groups.len() - 1
+            known.push(group);
+            specs.push(spec(group));
+            known.len() - 1
         });
-        settings.backends[at].group = HandOffGroup(number as u32);
+        specs[number].decoders += usize::from(backend.role == Role::Decode);
+        of.push(HandOffGroup(number as u32));
     }
-    names.into()
+    for (backend, group) in settings.backends.iter_mut().zip(of) {
+        backend.group = group;
+    }
+    specs.into()
 }
 
-fn kind(settings: &Settings, backend: &str) -> ConnectorKind {
-    let peer = settings.backend_extras.peers.get(backend);
-    let own = peer.and_then(|peer| peer.connector);
-    own.unwrap_or(settings.disaggregated_serving.connector)
-}
-
-fn described(settings: &Settings, at: usize, kind: ConnectorKind) -> String {
+fn spec((kind, place): (ConnectorKind, Option<(&str, &str)>)) -> GroupSpec {
     let mut all = ConnectorKind::ALL.iter();
-    let name = all
-        .find(|(_, other)| *other == kind)
-        .map_or("", |(name, _)| name);
-    let own = settings
-        .backend_extras
-        .storage
-        .get(&settings.backends[at].name);
-    let storage = own.or(settings
-        .disaggregated_serving
-        .default_external_storage
-        .as_ref());
-    match storage.filter(|_| kind == ConnectorKind::SharedStorage) {
-        Some(storage) => format!("{name} {}", storage.kv_namespace),
-        None => name.to_owned(),
+    let name = all.find(|(_, other)| *other == kind);
+    let name = name.map_or("", |(name, _)| name);
+    GroupSpec {
+        name: match place {
+            Some((_, namespace)) => format!("{name} {namespace}"),
+            None => name.to_owned(),
+        },
+        pairs_only: kind.pairs_only(),
+        decoders: 0,
     }
 }
 
 /// Starts split serving, if it is on.
 pub fn start(
     settings: &Settings,
-    groups: Arc<[String]>,
+    groups: Arc<[GroupSpec]>,
     rules: ChoiceRules,
     directory: &Directory,
 ) -> Option<Splitting> {
@@ -95,16 +78,12 @@ pub fn start(
 }
 
 fn seats(settings: &Settings) -> HashMap<Arc<str>, Seat> {
-    let default = settings
-        .disaggregated_serving
-        .default_external_storage
-        .as_ref();
     let seats = settings.backends.iter().map(|backend| {
-        let extras = &settings.backend_extras;
-        let peer = extras.peers.get(&backend.name).cloned().unwrap_or_default();
-        let storage = extras.storage.get(&backend.name).or(default);
+        let peers = &settings.backend_extras.peers;
+        let peer = peers.get(&backend.name).cloned().unwrap_or_default();
+        let storage = settings.storage_of(&backend.name);
         let seat = Seat {
-            connector: kind(settings, &backend.name),
+            connector: settings.connector_of(&backend.name),
             peer: Peer {
                 host: peer.host.unwrap_or_else(|| backend.url.host().to_owned()),
                 zmq_address: peer.zmq_address,

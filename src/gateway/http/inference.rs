@@ -18,7 +18,7 @@ use routing::ids::SessionKey;
 use routing::prefix_key::{PrefixParts, prefix_key, session_key};
 use std::sync::Arc;
 use wire::request::RequestView;
-use wire::splice::{self, AnswerEdit};
+use wire::splice::{self, AnswerEdit, Change};
 
 /// Serves one request of a forwarded path.
 pub async fn handle(route: ApiRoute, request: HttpRequest, payload: Payload) -> HttpResponse {
@@ -155,10 +155,14 @@ fn rewrite(
         let present = changed.as_ref().unwrap_or(body);
         changed = Some(splice::ask_for_usage(present));
     }
-    if view.has_kv_transfer_params() {
-        // engine-internal; a client could make an engine read another's blocks
+    // engine-internal; a client could make an engine read another's blocks
+    let gone: Vec<(&str, Change<'_>)> = view
+        .hand_off_members()
+        .map(|name| (name, Change::Remove))
+        .collect();
+    if !gone.is_empty() {
         let present = changed.as_ref().unwrap_or(body);
-        changed = Some(splice::remove_member(present, "kv_transfer_params"));
+        changed = Some(splice::change_members(present, &gone));
     }
     changed
 }

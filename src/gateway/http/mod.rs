@@ -64,11 +64,16 @@ fn worker(request: &HttpRequest) -> Rc<Worker> {
 /// Longer ids are the client's, but not useful to anybody.
 const REQUEST_ID_LENGTH_MAX: usize = 128;
 
-/// The client's `x-request-id` when it is short visible ASCII, else a fresh one.
+/// What engines with P2P NCCL read addresses behind in a request id: no client's to say.
+const ADDRESSES: [&str; 2] = ["___prefill_addr_", "___decode_addr_"];
+
+/// The client's `x-request-id` when it is short visible ASCII and names no engine, else a fresh one.
 fn request_id(request: &HttpRequest) -> std::sync::Arc<str> {
     let given = request.headers().get("x-request-id");
     let given = given.and_then(|value| value.to_str().ok()).filter(|id| {
-        (1..=REQUEST_ID_LENGTH_MAX).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_graphic())
+        (1..=REQUEST_ID_LENGTH_MAX).contains(&id.len())
+            && id.bytes().all(|b| b.is_ascii_graphic())
+            && !ADDRESSES.iter().any(|mark| id.contains(mark))
     });
     match given {
         Some(id) => id.into(),

@@ -104,6 +104,9 @@ pub async fn look(call: &Call, worker: &Worker, kv: &KvIndexHandle) -> Result<Fo
 
 /// Tokens of a prompt that was not looked up: as given, or by the length of its text.
 pub fn tokens_by_text(call: &Call) -> u64 {
+    if call.body.len() > BODY_BYTES_MAX {
+        return (call.body.len() / BYTES_PER_TOKEN) as u64;
+    }
     let Some(view) = PromptView::parse(&call.body) else {
         return 0;
     };

@@ -2,7 +2,7 @@
 //! the client a head: the whole answer if it is short, the first event if it is a stream.
 
 use super::answer::{Opened, StreamParts};
-use super::patience::{Collected, End, Interrupted, Patience};
+use super::patience::{Collected, End, Interrupted, Patience, Silence};
 use super::setback::Setback;
 use super::{Call, headers, verdict};
 use crate::gateway::Worker;
@@ -90,6 +90,33 @@ impl Attempt {
     pub fn end(mut self, outcome: Outcome) {
         self.outcome = outcome;
     }
+
+    /// Its first byte did not come in time.
+    pub fn end_in_silence(self, silence: Silence) {
+        let tries = self.in_flight.as_ref().is_some_and(InFlight::is_probe);
+        match silence {
+            Silence::Fails => self.end(Outcome::Failure),
+            Silence::Ours => self.end(Outcome::Cancelled),
+            Silence::Stalls => {
+                self.backend().live.stalled();
+                // one that is tried must show that it works
+                self.end(match tries {
+                    true => Outcome::Failure,
+                    false => Outcome::Cancelled,
+                });
+            }
+        }
+    }
+
+    /// Its answer could not be read on.
+    pub fn end_interrupted(self, interrupted: &Interrupted, patience: &Patience) {
+        match interrupted {
+            Interrupted::Silent(ErrorKind::FirstByteTimeout, _) => {
+                self.end_in_silence(patience.silence)
+            }
+            Interrupted::Silent(..) | Interrupted::Broken(_) => self.end(Outcome::Failure),
+        }
+    }
 }
 
 const ONLY_DROP: &str = "only drop takes it";
@@ -117,8 +144,8 @@ pub struct Sending {
     pub body: Bytes,
     /// When the first byte must have come, and the limit that this follows from.
     pub first_byte: (Instant, Duration),
-    /// How it counts when it does not.
-    pub silence: Outcome,
+    /// What it says when it does not.
+    pub silence: Silence,
     /// Which leg of a split request it is; a label.
     pub leg: Option<&'static str>,
 }
@@ -132,7 +159,7 @@ impl Sending {
             headers: call.headers.clone(),
             body: call.body.clone(),
             first_byte: (Instant::now() + limit, limit),
-            silence: Outcome::Failure,
+            silence: Silence::Fails,
             leg: None,
         }
     }
@@ -182,7 +209,7 @@ pub async fn send(
             return Err(Setback::not_sent(&error, name));
         }
         Err(_) => {
-            attempt.end(patience.silence);
+            attempt.end_in_silence(patience.silence);
             let limit = patience.first_byte.1;
             return Err(Setback::silent(ErrorKind::FirstByteTimeout, limit, name));
         }
@@ -242,10 +269,10 @@ async fn open_stream(
         Ok(found) => found,
         Err(interrupted) => {
             let name = attempt.backend().spec.name.clone();
-            attempt.end(match &interrupted {
-                Some(interrupted) => patience.outcome(interrupted),
-                None => Outcome::Failure,
-            });
+            match &interrupted {
+                Some(interrupted) => attempt.end_interrupted(interrupted, patience),
+                None => attempt.end(Outcome::Failure),
+            }
             return Err(match interrupted {
                 Some(interrupted) => Setback::interrupted(interrupted, Why::Reset, &name),
                 None => {
@@ -315,7 +342,7 @@ async fn read_whole(
     let Collected { bytes: body, end } = patience.collect(&mut reply, HELD_ANSWER_MAX).await;
     match end {
         End::Interrupted(interrupted) => {
-            attempt.end(patience.outcome(&interrupted));
+            attempt.end_interrupted(&interrupted, patience);
             return Err(Setback::interrupted(interrupted, Why::Settled, &name));
         }
         End::More => {

@@ -7,6 +7,7 @@ use crate::http::error::Refusal;
 use crate::telemetry::report::Report;
 use bytes::{Bytes, BytesMut};
 use hyper::StatusCode;
+use memchr::memmem;
 use verdict::Said;
 use wire::splice::AnswerEdit;
 use wire::sse::{self, Event, EventEditor, EventScanner};
@@ -14,12 +15,17 @@ use wire::sse::{self, Event, EventEditor, EventScanner};
 /// Events up to this are read along with; longer ones pass unread.
 const SCANNED_EVENT_MAX: usize = 256 << 10;
 
+/// What an edited count stands behind.
+const COUNT: &[u8] = b"\"cached_tokens\"";
+
 /// See the module.
 pub struct Events {
     scanner: EventScanner,
     editor: Option<EventEditor>,
     edit: AnswerEdit,
     cached: Option<CachedElsewhere>,
+    /// Whether the last chunk ended between events, so that nothing is held back.
+    between: bool,
     /// Whether a finish reason and `[DONE]` must come.
     needs_end: bool,
     /// Whether clients tell events by their `event:` line.
@@ -49,6 +55,7 @@ impl Events {
             editor: edits.then(|| EventEditor::new(SCANNED_EVENT_MAX)),
             edit: call.edit.clone(),
             cached,
+            between: true,
             needs_end: call.route.is_openai_stream(),
             has_names: call.route.has_named_events(),
             finished: false,
@@ -82,6 +89,15 @@ impl Events {
                 Said::Nothing => {}
             }
         });
+        // mostly one event has a count, and all others pass as they are
+        let counts_only = self.edit.model.is_none() && !self.edit.strip_usage_chunk;
+        let begins = std::mem::replace(
+            &mut self.between,
+            self.scanner.boundaries().between_events(),
+        );
+        if counts_only && begins && self.between && memmem::find(&chunk, COUNT).is_none() {
+            return chunk;
+        }
         match &mut self.editor {
             Some(editor) => editor.feed(&chunk, |event| self.edit.event(event)),
             None => chunk,

@@ -131,9 +131,6 @@ async fn attempts(call: &Call, worker: &Rc<Worker>, report: &mut Report, calls: 
         (Way::Split, None) => (None, None),
     };
     report.path = path;
-    if let Some(path) = path {
-        counter!(names::SPLIT_REQUESTS, "path" => path.as_str()).increment(1);
-    }
     let mut tried = Vec::new();
     let mut setback: Option<Setback> = None;
     loop {
@@ -160,6 +157,9 @@ async fn attempts(call: &Call, worker: &Rc<Worker>, report: &mut Report, calls: 
         let sending = Sending::whole(call, worker);
         match attempt::run(sending, worker.clone(), (placement, dispatch)).await {
             Ok(opened) => {
+                if let Some(path) = path {
+                    counter!(names::SPLIT_REQUESTS, "path" => path.as_str()).increment(1);
+                }
                 report.first_byte();
                 return Answer::Opened(opened);
             }

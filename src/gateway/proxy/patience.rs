@@ -2,7 +2,6 @@
 
 use crate::http::error::ErrorKind;
 use crate::upstream::Reply;
-use actors::backend::Outcome;
 use bytes::{Bytes, BytesMut};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -14,8 +13,19 @@ pub struct Patience {
     pub first_byte: (Instant, Duration),
     /// Between two chunks.
     pub idle: Duration,
-    /// How silence before the first byte counts.
-    pub silence: Outcome,
+    /// What silence before the first byte says.
+    pub silence: Silence,
+}
+
+/// What it says of a backend that its first byte does not come in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Silence {
+    /// That it fails.
+    Fails,
+    /// That it waits for somebody else, as for the KV of a prompt: no failure, but others may do better.
+    Stalls,
+    /// Nothing: we did not wait as long as it may take.
+    Ours,
 }
 
 /// Why an answer could not be read on.
@@ -45,14 +55,6 @@ pub enum End {
 }
 
 impl Patience {
-    /// How an attempt counts whose answer could not be read on.
-    pub fn outcome(&self, interrupted: &Interrupted) -> Outcome {
-        match interrupted {
-            Interrupted::Silent(ErrorKind::FirstByteTimeout, _) => self.silence,
-            Interrupted::Silent(..) | Interrupted::Broken(_) => Outcome::Failure,
-        }
-    }
-
     /// For an answer whose head has come: the rest must not be waited for as long as a head.
     pub fn after_head(&self) -> Self {
         let soon = Instant::now() + self.idle;

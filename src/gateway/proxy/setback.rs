@@ -77,11 +77,10 @@ impl Setback {
         self.why == Why::FirstByteTimeout
     }
 
-    /// Whether what lies between two workers may be at fault: nothing came in time, or the engine itself says
-    /// that it failed. One that cannot be reached is its own fault.
-    pub fn may_be_the_way_between(&self) -> bool {
-        let engine_failed = matches!(self.kind, ErrorKind::Internal | ErrorKind::InStreamError);
-        self.is_silence() || engine_failed && matches!(self.answer, Given::Theirs(..))
+    /// Whether the engine itself says that it failed.
+    pub fn is_engines_failure(&self) -> bool {
+        let failed = matches!(self.kind, ErrorKind::Internal | ErrorKind::InStreamError);
+        failed && matches!(self.answer, Given::Theirs(..))
     }
 
     /// Of a step of a split request, in our words.
@@ -106,7 +105,7 @@ impl Setback {
     /// What must be known of a backend for a hand-off is not.
     pub fn lacking(backend: &str, what: &str) -> Self {
         let what = format!("lacks {what} for a hand-off");
-        Setback::unusable(Why::Settled, ErrorKind::Internal, backend, &what)
+        Setback::unusable(Why::BadGateway, ErrorKind::Internal, backend, &what)
     }
 
     /// The backend gave nothing that can be passed on.

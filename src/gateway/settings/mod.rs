@@ -27,6 +27,7 @@ use actix_web::http::header::HeaderName;
 use actors::backend::BackendSpec;
 use reader::{Reader, Section};
 use routing::strategy::Strategy;
+use routing::view::Role;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -68,6 +69,30 @@ pub struct Settings {
     pub health_checks: HealthCheckSettings,
     /// Circuit breakers.
     pub circuit_breaker: BreakerSettings,
+}
+
+impl Settings {
+    /// The storage that a backend shares KV through: its own, or what all share.
+    pub fn storage_of(&self, backend: &str) -> Option<&ExternalStorage> {
+        let own = self.backend_extras.storage.get(backend);
+        own.or(self.disaggregated_serving.default_external_storage.as_ref())
+    }
+
+    /// How a backend hands KV over.
+    pub fn connector_of(&self, backend: &str) -> ConnectorKind {
+        let own = self.backend_extras.peers.get(backend);
+        let own = own.and_then(|peer| peer.connector);
+        own.unwrap_or(self.disaggregated_serving.connector)
+    }
+
+    /// What makes workers fit each other: their connector, and with storage in between its endpoint and namespace.
+    pub fn hand_off_group(&self, backend: &str) -> (ConnectorKind, Option<(&str, &str)>) {
+        let connector = self.connector_of(backend);
+        let storage = self.storage_of(backend);
+        let storage = storage.filter(|_| connector == ConnectorKind::SharedStorage);
+        let place = storage.map(|of| (of.endpoint.as_str(), of.kv_namespace.as_str()));
+        (connector, place)
+    }
 }
 
 /// Settings with the values that they came from.
@@ -196,6 +221,7 @@ fn check_together(settings: &Settings, faults: &mut Vec<Fault>, warnings: &mut V
         faults,
         warnings,
     );
+    check_partners(settings, warnings);
     for (i, backend) in settings.backends.iter().enumerate() {
         if backend.models.is_empty() && !settings.health_checks.enabled {
             let path = format!("backends[{i}].models");
@@ -226,6 +252,29 @@ fn check_together(settings: &Settings, faults: &mut Vec<Fault>, warnings: &mut V
                 path,
                 format!("points to `{target}`, which is an alias itself"),
             ));
+        }
+    }
+}
+
+/// A prefill or decode worker that nobody fits is of little use.
+fn check_partners(settings: &Settings, warnings: &mut Vec<Fault>) {
+    if !settings.disaggregated_serving.enabled {
+        return;
+    }
+    for (i, backend) in settings.backends.iter().enumerate() {
+        let other = match backend.role {
+            Role::Prefill => Role::Decode,
+            Role::Decode => Role::Prefill,
+            Role::Unified => continue,
+        };
+        let group = settings.hand_off_group(&backend.name);
+        let mut partners = settings.backends.iter().filter(|of| of.role == other);
+        if !partners.any(|of| settings.hand_off_group(&of.name) == group) {
+            let path = format!("backends[{i}]");
+            let what = format!(
+                "has no {other} worker of its connector, and of its endpoint and kv_namespace where that is shared_storage"
+            );
+            warnings.push(Fault::new(path, what));
         }
     }
 }

@@ -2,16 +2,16 @@
 //! answer can be trusted enough to give the client a head. Owns all that it needs.
 
 use super::leaving::Decoding;
+use super::legs::by;
 use super::prefill::{self, Computed, PrefillLeg};
 use crate::gateway::Worker;
-use crate::handoff::Splitting;
 use crate::http::routes::ApiRoute;
 use crate::kv::{Dispatch, Stored};
 use crate::proxy::answer::{CachedElsewhere, Opened};
 use crate::proxy::attempt::{self, Sending};
+use crate::proxy::patience::Silence;
 use crate::proxy::setback::Setback;
 use crate::telemetry::names;
-use actors::backend::Outcome;
 use actors::disagg_coordinator::Lease;
 use actors::placement::Placement;
 use bytes::Bytes;
@@ -61,11 +61,12 @@ pub struct HandOver {
     pub stored: Option<Stored>,
     /// Holds the pair.
     pub lease: Lease,
-    /// When prefill must have answered, and the limit that this follows from.
-    pub prefill_by: (Instant, Duration),
-    /// How long decode may take for its first byte, counted from when it is sent; and whether that says something
-    /// about the worker.
-    pub decode_within: (Duration, Outcome),
+    /// Whether prefill writes to storage before it answers.
+    pub writes_storage: bool,
+    /// How long prefill may take to answer, and what it says if it does not.
+    pub prefill_within: (Duration, Silence),
+    /// The same of decode, for its first byte.
+    pub decode_within: (Duration, Silence),
     /// Nothing may take longer.
     pub deadline: Instant,
     /// Set when decode is sent.
@@ -103,7 +104,7 @@ pub async fn run(of: HandOver) -> Result<Opened, Failed> {
     };
     let leg = of.connector.prefill(&split);
     let leg = leg.map_err(|lack| lacks(Step::Prefill, lack))?;
-    let sending = |leg: Leg, (name, first_byte, silence)| Sending {
+    let sending = |leg: Leg, name, (first_byte, silence)| Sending {
         leg: Some(name),
         route: of.route,
         headers: with_id(&of.headers, &leg.request_id),
@@ -114,7 +115,7 @@ pub async fn run(of: HandOver) -> Result<Opened, Failed> {
     let span = info_span!("prefill_leg", request_id = %request_id, backend = %names[0], connector = of.connector.name());
     let prefill = prefill::run(PrefillLeg {
         worker: of.worker.clone(),
-        sending: sending(leg, ("prefill", of.prefill_by, Outcome::Failure)),
+        sending: sending(leg, "prefill", by(of.prefill_within, of.deadline)),
         placement: of.prefill.placement,
         dispatch: of.prefill.dispatch,
         stored: of.stored,
@@ -129,11 +130,12 @@ pub async fn run(of: HandOver) -> Result<Opened, Failed> {
     } else {
         let computed = prefill.as_mut().await;
         Some(computed.map_err(|setback| {
-            learn(&mut lease, &setback);
-            Failed {
+            let failed = Failed {
                 step: Step::Prefill,
                 setback,
-            }
+            };
+            learn(&lease, &failed, of.writes_storage);
+            failed
         })?)
     };
     let prefilled = computed
@@ -147,15 +149,10 @@ pub async fn run(of: HandOver) -> Result<Opened, Failed> {
     lease.decodes();
     of.decoding.set(true);
     let sent = Instant::now();
-    let (limit, silence) = of.decode_within;
-    let by = (sent + limit).min(of.deadline);
     let span = info_span!("decode_leg", request_id = %request_id, backend = %names[1], connector = of.connector.name());
     let placed = (of.decode.placement, of.decode.dispatch);
-    let decode = attempt::run(
-        sending(leg, ("decode", (by, limit), silence)),
-        of.worker.clone(),
-        placed,
-    );
+    let leg = sending(leg, "decode", by(of.decode_within, of.deadline));
+    let decode = attempt::run(leg, of.worker.clone(), placed);
     let mut decode = decode.instrument(span).boxed_local();
     let opened = if together {
         let (opened, unfinished) = both(prefill, &mut decode, &cached).await;
@@ -179,7 +176,7 @@ pub async fn run(of: HandOver) -> Result<Opened, Failed> {
             Ok(told(opened, lease, (begun, cached)))
         }
         Err(failed) => {
-            learn(&mut lease, &failed.setback);
+            learn(&lease, &failed, of.writes_storage);
             Err(failed)
         }
     }
@@ -221,9 +218,15 @@ fn finish(prefill: Prefilling, cached: CachedElsewhere) {
     });
 }
 
-/// Whether the failure says something about the way between the workers.
-fn learn(lease: &mut Lease, setback: &Setback) {
-    if setback.may_be_the_way_between() {
+/// Tells whether the failure says something about the way between the workers: decode waits for what comes that way,
+/// and prefill, too, where it writes to storage.
+fn learn(lease: &Lease, Failed { step, setback }: &Failed, writes_storage: bool) {
+    let is_the_way = match step {
+        Step::Prefill => writes_storage && setback.is_silence(),
+        Step::Decode => setback.is_silence() || setback.is_engines_failure(),
+        Step::Unified => false,
+    };
+    if is_the_way {
         lease.handed_over(false);
     }
 }
@@ -268,18 +271,4 @@ fn told(opened: Opened, lease: Lease, (begun, cached): (Instant, CachedElsewhere
             Opened::Stream(parts)
         }
     }
-}
-
-/// What another engine must know of this one; asks it for its id where the connector needs that.
-pub async fn peer(splitting: &Splitting, worker: &Worker, placement: &Placement) -> Option<Peer> {
-    let backend = placement.in_flight.backend();
-    let seat = splitting.seats.get(&backend.spec.name)?;
-    let mut peer = seat.peer.clone();
-    if seat.connector == crate::settings::ConnectorKind::Mooncake && peer.engine_id.is_none() {
-        peer.engine_id = splitting
-            .engine_ids
-            .of(worker, &backend.spec.name, &peer)
-            .await;
-    }
-    Some(peer)
 }

@@ -22,15 +22,15 @@ const DELIVERED: Duration = Duration::from_secs(1);
 pub type Decoding = Rc<Cell<bool>>;
 
 /// See the module.
-pub struct OnLeave<T: 'static> {
-    work: Option<LocalBoxFuture<'static, T>>,
+pub struct OnLeave<O: 'static, E: 'static> {
+    work: Option<LocalBoxFuture<'static, Result<O, E>>>,
     /// None where dropping is right.
     goes_on: Option<Decoding>,
 }
 
-impl<T> OnLeave<T> {
-    /// Work that goes on, for so long at most from when decode is sent, or is dropped.
-    pub fn new(work: LocalBoxFuture<'static, T>, goes_on: Option<Decoding>) -> Self {
+impl<O, E> OnLeave<O, E> {
+    /// Work that goes on for a moment, or is dropped.
+    pub fn new(work: LocalBoxFuture<'static, Result<O, E>>, goes_on: Option<Decoding>) -> Self {
         OnLeave {
             work: Some(work),
             goes_on,
@@ -38,10 +38,10 @@ impl<T> OnLeave<T> {
     }
 }
 
-impl<T> Future for OnLeave<T> {
-    type Output = T;
+impl<O, E> Future for OnLeave<O, E> {
+    type Output = Result<O, E>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Some(work) = &mut self.work else {
             return Poll::Pending; // it has ended
         };
@@ -51,15 +51,18 @@ impl<T> Future for OnLeave<T> {
     }
 }
 
-impl<T> Drop for OnLeave<T> {
+impl<O, E> Drop for OnLeave<O, E> {
     fn drop(&mut self) {
         let (Some(work), Some(decoding)) = (self.work.take(), self.goes_on.take()) else {
             return;
         };
+        let was_sent = decoding.get();
         actix_web::rt::spawn(async move {
             let seen = decoding.clone();
             let over = async move {
-                tokio::time::sleep(ANSWERING).await;
+                if !seen.get() {
+                    tokio::time::sleep(ANSWERING).await;
+                }
                 if seen.get() {
                     tokio::time::sleep(DELIVERED).await;
                 }
@@ -68,8 +71,10 @@ impl<T> Drop for OnLeave<T> {
                 ended = work => Some(ended), // dropping it cancels decode
                 () = over => None,
             };
-            if decoding.get() {
-                let result = if ended.is_some() { "done" } else { "failed" };
+            if decoding.get() && !was_sent {
+                // one that says nothing for so long has got the request
+                let failed = matches!(ended, Some(Err(_)));
+                let result = if failed { "failed" } else { "done" };
                 counter!(names::SPLIT_RELEASES, "result" => result).increment(1);
             }
         });

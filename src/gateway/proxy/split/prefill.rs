@@ -5,7 +5,7 @@ use crate::gateway::Worker;
 use crate::http::error::ErrorKind;
 use crate::kv::{Dispatch, Stored};
 use crate::proxy::attempt::{Attempt, HELD_ANSWER_MAX, Sending, first_event, send};
-use crate::proxy::patience::{Collected, End, Patience};
+use crate::proxy::patience::{Collected, End, Interrupted, Patience};
 use crate::proxy::setback::Setback;
 use crate::proxy::{headers, verdict};
 use crate::telemetry::names;
@@ -67,11 +67,18 @@ pub async fn run(leg: PrefillLeg) -> Result<Computed, Setback> {
     });
     let sent = send(leg.sending, &leg.worker, (leg.placement, leg.dispatch)).await;
     let (mut reply, mut attempt, patience) = sent?;
-    let read = if headers::is_event_stream(&reply.headers) {
-        drain(&mut reply, &patience).await
-    } else {
-        whole(&mut reply, &patience).await
+    let (until, limit) = patience.first_byte;
+    let reading = async {
+        match headers::is_event_stream(&reply.headers) {
+            true => drain(&mut reply, &patience).await,
+            false => whole(&mut reply, &patience).await,
+        }
     };
+    let read = tokio::time::timeout_at(until, reading).await;
+    let read = read.unwrap_or_else(|_| {
+        let silent = Interrupted::Silent(ErrorKind::FirstByteTimeout, limit);
+        Err(Fault::Ended(End::Interrupted(silent)))
+    });
     let name = &*backend.spec.name;
     let judged = read.and_then(|body| judge(body, &*leg.connector));
     let computed = match judged {
@@ -113,7 +120,7 @@ impl Fault {
         let unusable = |why, what: &str| Setback::unusable(why, ErrorKind::BadBody, name, what);
         match self {
             Fault::Ended(End::Interrupted(interrupted)) => {
-                attempt.end(patience.outcome(&interrupted));
+                attempt.end_interrupted(&interrupted, patience);
                 Setback::interrupted(interrupted, Why::Reset, name)
             }
             Fault::Error(code, body) => {

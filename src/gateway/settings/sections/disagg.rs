@@ -40,6 +40,12 @@ pub enum ConnectorKind {
 }
 
 impl ConnectorKind {
+    /// Whether its decode engines refuse, or spoil, what no prefill engine has computed, however short it is: they
+    /// wait for the other leg.
+    pub fn pairs_only(self) -> bool {
+        matches!(self, ConnectorKind::P2pNccl | ConnectorKind::SgLang)
+    }
+
     /// All of them, as the settings spell them.
     pub const ALL: [(&'static str, ConnectorKind); 5] = [
         ("shared_storage", ConnectorKind::SharedStorage),

@@ -79,6 +79,7 @@ fn mooncake_and_sglang_send_both_legs_at_once() {
         let gateway = fleet.gateway(&format!("connector: {connector}"));
         let answer = chat(&gateway, &ask(json!({"max_tokens": 50})));
         assert_eq!((answer.status, answer.backend()), (200, "d"), "{answer:?}");
+        fleet.engine("p").wait_for_requests(1);
         let [p, d] = ["p", "d"].map(|name| fleet.engine(name).only_request().json());
         if connector == "sglang" {
             assert_eq!(p, d, "both get the same");

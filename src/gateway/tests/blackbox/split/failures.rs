@@ -417,3 +417,65 @@ fn a_step_that_is_asked_for_patience_says_so_in_the_engines_words() {
         assert_eq!(failures, 0.0);
     }
 }
+
+#[test]
+fn with_one_attempt_allowed_nothing_is_tried_again() {
+    let fleet = Fleet::new(&[("p1", dies), ("p2", dies), ("d", answers), ("u", answers)]);
+    let gateway = fleet.gateway_with("", "retry: { max_attempts: 1 }\n");
+    assert_eq!(path(&chat(&gateway, &ask_stream())), "fallback");
+    assert_eq!(fleet.engine("p1").count() + fleet.engine("p2").count(), 1);
+    assert_eq!(gateway.metric("tidegate_retries_total", &[]), 0.0);
+}
+
+#[test]
+fn a_worker_whose_transfers_hang_is_spared_while_others_serve() {
+    let fleet = Fleet::new(&[("p", prefills), ("d1", hangs), ("d2", answers)]);
+    let gateway = fleet.gateway("kv_transfer_timeout: 200ms");
+    for _ in 0..40 {
+        assert_eq!(chat(&gateway, &ask_stream()).status, 200);
+    }
+    assert!(fleet.engine("d1").count() <= 2, "{:?}", fleet.counts());
+    let failures = gateway.metric("tidegate_backend_requests_total", &["outcome=\"failure\""]);
+    assert_eq!(failures, 0.0, "and no failure of its own");
+}
+
+#[test]
+fn an_answer_that_takes_all_its_time_is_not_made_a_second_time() {
+    let fleet = Fleet::new(&[("p", prefills), ("d", hangs), ("u", answers)]);
+    let gateway = fleet.gateway_with(
+        "",
+        "upstream: { first_byte_timeout_non_streaming: 300ms }\n",
+    );
+    let answer = chat(&gateway, &ask(json!({})));
+    assert_eq!((answer.status, &*code(&answer)), (504, "decode_timeout"));
+    assert_eq!(fleet.engine("u").count(), 0);
+}
+
+#[test]
+fn a_mooncake_worker_that_does_not_say_its_id_is_passed_over() {
+    let fleet = Fleet::new(&[("p1", prefills), ("p2", prefills), ("d", answers)]);
+    let says = Upstream::json(r#"{"0":{"engine_id":"id-of-p2"}}"#);
+    let ports = [1, says.address.port(), 0];
+    let backends = fleet.engines.iter().zip(ports).map(|((name, role, engine), port)| {
+        format!(
+            "  - {{ name: {name}, role: {role}, url: 'http://{}', models: [{MODEL}], kv_peer: {{ bootstrap_port: {port} }} }}\n",
+            engine.address
+        )
+    });
+    let gateway = Gateway::with(
+        &backends.collect::<String>(),
+        "disaggregated_serving: { enabled: true, connector: mooncake }",
+    );
+    for _ in 0..10 {
+        let answer = chat(&gateway, &ask_stream());
+        assert_eq!(
+            (answer.status, answer.header("x-tidegate-prefill-backend")),
+            (200, Some("p2"))
+        );
+    }
+    assert_eq!(fleet.engine("p1").count(), 0);
+    let decode = fleet.engine("d").requests().pop().unwrap().json();
+    assert_eq!(decode["kv_transfer_params"]["remote_engine_id"], "id-of-p2");
+    assert_eq!(says.count(), 1, "asked once");
+    assert!(gateway.metric("tidegate_backend_requests_total", &["backend=\"p1\""]) == 0.0);
+}

@@ -219,3 +219,98 @@ fn operators_see_which_pairs_are_at_work_and_how_a_request_would_be_split() {
     let shown = crate::support::client::get(&gateway, "/admin/split").json();
     assert_eq!(shown["pairs"], json!([]));
 }
+
+#[test]
+fn decode_workers_that_wait_for_the_other_leg_are_never_asked_alone() {
+    let short = format!(r#"{{"model":"{MODEL}","messages":[{{"role":"user","content":"hi"}}]}}"#);
+    for (connector, expected) in [
+        ("sglang", "prefill_then_decode"),
+        ("p2p_nccl", "prefill_then_decode"),
+        ("nixl", "fast_decode"),
+        ("mooncake", "fast_decode"),
+    ] {
+        let fleet = Fleet::new(&ALL);
+        let gateway = fleet.gateway(&format!("connector: {connector}"));
+        assert_eq!(path(&chat(&gateway, &short)), expected, "{connector}");
+    }
+}
+
+#[test]
+fn a_running_answer_is_a_pair_at_work_on_every_path() {
+    fn endless(_: &Request, wire: &mut Wire) {
+        wire.stream_head();
+        wire.chunk(sse::delta("x"));
+        wire.hang();
+    }
+    let fleet = Fleet::new(&[("p", prefills), ("d", endless), ("u", endless)]);
+    let gateway = fleet.gateway("min_prefill_tokens: 100000");
+    let mut client = Client::connect(&gateway);
+    client.start_chat(ask_stream());
+    assert_eq!(path(&client.head()), "fast_decode");
+    assert_eq!(
+        gateway.metric("tidegate_split_pairs", &["step=\"decode\""]),
+        1.0
+    );
+    drop(client);
+    gateway.assert_idle();
+    assert_eq!(gateway.metric("tidegate_split_pairs", &[]), 0.0);
+}
+
+#[test]
+fn what_workers_have_not_said_yet_is_no_reason_to_serve_whole_in_silence() {
+    let fleet = Fleet::new(&ALL[1..]);
+    let silent = Upstream::start(|_, wire| {
+        wire.json("503 Service Unavailable", "{}"); // also when it is asked for its models
+    });
+    let backends = fleet.engines.iter().map(|(name, role, engine)| {
+        format!(
+            "  - {{ name: {name}, role: {role}, url: 'http://{}', models: [{MODEL}] }}\n",
+            engine.address
+        )
+    });
+    let silent = format!(
+        "  - {{ name: p, role: prefill, url: 'http://{}' }}\n",
+        silent.address
+    );
+    let backends = backends.collect::<String>() + &silent;
+    let keys = "disaggregated_serving: { enabled: true, fallback_to_unified: false }";
+    let gateway = Gateway::not_ready(&backends, keys);
+    gateway.wait_for_state("d", "healthy");
+    gateway.wait_for_state("u", "healthy");
+    let answer = chat(&gateway, &ask_stream());
+    assert_eq!((answer.status, &*code(&answer)), (503, "no_prefill_worker"));
+    assert_eq!(fleet.counts(), []);
+}
+
+#[test]
+fn clients_do_not_say_where_engines_fetch_from() {
+    let fleet = Fleet::new(&ALL);
+    for connector in ["shared_storage", "sglang", "p2p_nccl"] {
+        let gateway = fleet.gateway(&format!("connector: {connector}"));
+        for members in [json!({}), json!({"n": 2})] {
+            let mut body: Value = serde_json::from_str(&ask(members)).unwrap();
+            for (name, value) in [
+                ("bootstrap_host", json!("evil")),
+                ("bootstrap_port", json!(1)),
+                ("bootstrap_room", json!(2)),
+                ("kv_transfer_params", json!({"remote_host": "evil"})),
+                ("disaggregated_params", json!({})),
+            ] {
+                body[name] = value;
+            }
+            let id = "x-request-id: ___prefill_addr_evil:1___decode_addr_evil:2_x\r\n";
+            let answer =
+                Client::connect(&gateway).post("/v1/chat/completions", id, body.to_string());
+            assert_eq!(answer.status, 200);
+        }
+    }
+    let requests = fleet
+        .engines
+        .iter()
+        .flat_map(|(.., engine)| engine.requests());
+    for request in requests {
+        assert!(!request.text().contains("evil"), "{}", request.text());
+        let id = String::from_utf8_lossy(request.header("x-request-id").unwrap()).into_owned();
+        assert!(!id.contains("evil"), "{id}");
+    }
+}
