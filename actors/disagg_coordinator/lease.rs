@@ -49,7 +49,7 @@ pub struct Release(pub u64);
 /// What was learned of the way between two workers.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "()")]
-pub struct HandedOver {
+pub struct Learned {
     /// Whose hand-off it was.
     pub group: HandOffGroup,
     /// In which state of the group it began.
@@ -61,7 +61,7 @@ pub struct HandedOver {
 }
 
 /// Whom leases tell: of what was learned, and of their end.
-pub(super) type Told = (Recipient<HandedOver>, Recipient<Release>);
+pub(super) type Told = (Recipient<Learned>, Recipient<Release>);
 
 /// See the module.
 pub struct Lease {
@@ -88,7 +88,7 @@ impl Lease {
     /// Whether KV went from one worker to the other: told at once, since an answer may last long after that.
     pub fn handed_over(&self, well: bool) {
         // bounded by the requests in flight
-        self.told.0.do_send(HandedOver {
+        self.told.0.do_send(Learned {
             group: self.group,
             era: self.era,
             worker: self.worker.clone(),

@@ -8,7 +8,7 @@
 mod lease;
 mod suspension;
 
-pub use lease::{HandedOver, Lease, LeaseInfo, LeasedStep, Release, StepsIn};
+pub use lease::{Learned, Lease, LeaseInfo, LeasedStep, Release, StepsIn};
 pub use suspension::{HANDOFF_FAILURES, HANDOFF_RECOVERY};
 
 use crate::directory::Directory;
@@ -241,10 +241,10 @@ impl Handler<ReservePair> for DisaggCoordinator {
     }
 }
 
-impl Handler<HandedOver> for DisaggCoordinator {
+impl Handler<Learned> for DisaggCoordinator {
     type Result = ();
 
-    fn handle(&mut self, of: HandedOver, _: &mut Self::Context) {
+    fn handle(&mut self, of: Learned, _: &mut Self::Context) {
         let now = now();
         self.suspensions.learned(&of, now);
         self.publish_suspended(now);

@@ -2,7 +2,7 @@
 //! fails there is what lies between the workers, which is nobody's own breaker's business; so it must fail at
 //! more than one of them.
 
-use super::{GroupSpec, HandedOver};
+use super::{GroupSpec, Learned};
 use routing::breaker::{Breaker, BreakerRules, Era, Event};
 use routing::view::{HandOffGroup, Passage};
 use std::collections::BTreeSet;
@@ -91,7 +91,7 @@ impl Suspensions {
     }
 
     /// A hand-off went well, or did not.
-    pub(super) fn learned(&mut self, of: &HandedOver, now: Instant) {
+    pub(super) fn learned(&mut self, of: &Learned, now: Instant) {
         let at = of.group.0 as usize;
         let (Some(group), Some(spec)) = (self.groups.get_mut(at), self.specs.get(at)) else {
             return;
@@ -141,7 +141,7 @@ mod tests {
     }
 
     fn learn(all: &mut Suspensions, worker: &str, well: bool, now: Instant) {
-        let of = HandedOver {
+        let of = Learned {
             group: GROUP,
             era: all.era(GROUP),
             worker: worker.into(),
@@ -194,7 +194,7 @@ mod tests {
         suspend(&mut all, start);
         let first = start + HANDOFF_RECOVERY;
         assert!(all.suspended(first).is_empty());
-        let slow = HandedOver {
+        let slow = Learned {
             group: GROUP,
             era: all.era(GROUP),
             worker: "d".into(),
@@ -214,7 +214,7 @@ mod tests {
     fn what_began_before_says_nothing_about_the_present() {
         let mut all = all(1);
         let start = super::super::now();
-        let old = |well| HandedOver {
+        let old = |well| Learned {
             group: GROUP,
             era: Era(0),
             worker: "d".into(),
