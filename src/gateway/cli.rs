@@ -76,6 +76,10 @@ impl Cli {
                     eprintln!("{fault}");
                     return FAULTY;
                 }
+                if let Err(fault) = crate::access::ring(&loaded.settings.api_keys) {
+                    eprintln!("{fault}");
+                    return FAULTY;
+                }
                 let count = loaded.settings.backends.len();
                 println!("ok: {count} backend{}", if count == 1 { "" } else { "s" });
                 0

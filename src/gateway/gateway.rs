@@ -12,6 +12,7 @@ use actors::kv_index::KvIndexHandle;
 use actors::kv_share::ShareState;
 use actors::router::RouterSeed;
 use metrics_exporter_prometheus::PrometheusHandle;
+use routing::access::KeyRing;
 use routing::retry::RetryBudget;
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -32,6 +33,8 @@ pub struct Gateway {
     pub cache: Option<Arc<AnswerCache>>,
     /// Hands prompts' KV from one engine to another, when `disaggregated_serving` is on.
     pub split: Option<Splitting>,
+    /// Who may ask, when `api_keys` are given.
+    pub keys: Option<KeyRing>,
     /// Makes tokens of prompts, by model.
     pub encoders: Encoders,
     /// The threads on which they do.

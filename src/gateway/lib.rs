@@ -3,6 +3,7 @@
 pub mod cache;
 pub mod cli;
 pub mod gateway;
+mod access;
 mod handoff;
 mod healthcheck;
 pub mod http;

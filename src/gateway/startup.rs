@@ -1,6 +1,7 @@
 //! From settings to a serving process, and back: starts logging, metrics, the actor tree and the
 //! listener, waits for a signal, and drains.
 
+use crate::access;
 use crate::cache;
 use crate::gateway::{Buffered, Gateway, Phase, Phases, Requests, Worker};
 use crate::handoff;
@@ -150,6 +151,7 @@ pub async fn start(mut settings: Settings) -> std::io::Result<Running> {
         weights: wiring::weights(&settings),
     };
     let gateway = Arc::new(Gateway {
+        keys: access::ring(&settings.api_keys).map_err(std::io::Error::other)?,
         split: handoff::wiring::start(&settings, groups, rules, &directory),
         router: RouterSeed::new(directory.clone(), rules),
         directory,

@@ -5,6 +5,7 @@
 //! known, [`ring`] keeps equal prefixes together, [`breaker`] and [`health`] say who may serve,
 //! [`retry`] says when a second attempt is allowed, [`prefix_key`] says what a prefix is.
 
+pub mod access;
 pub mod block;
 pub mod breaker;
 pub mod cache_key;

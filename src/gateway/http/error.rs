@@ -3,7 +3,8 @@
 
 use actix_web::HttpResponse;
 use actix_web::http::StatusCode;
-use actix_web::http::header::{CONNECTION, RETRY_AFTER};
+use actix_web::http::header::{CONNECTION, RETRY_AFTER, WWW_AUTHENTICATE};
+use routing::access::{Denied, Scope as AccessScope};
 use routing::choose::NoBackend;
 use routing::disagg::Step;
 use std::time::Duration;
@@ -123,6 +124,10 @@ pub enum Refusal {
     WrongMethod(String),
     /// No such model, asked for by name.
     NoSuchModel(String),
+    /// The key is missing, or does not open this.
+    Denied(Denied),
+    /// The key does not allow this model.
+    ModelNotAllowed(String),
     /// `/admin` without its token.
     NoAdminToken,
     /// `/admin` from another machine, with no token configured.
@@ -136,7 +141,10 @@ impl Refusal {
             Refusal::Body(_) | Refusal::WrongMethod(_) | Refusal::UnknownPath(_) => {
                 (By::Client, ErrorKind::BadRequest)
             }
-            Refusal::NoAdminToken | Refusal::AdminFromAfar => (By::Client, ErrorKind::Unauthorized),
+            Refusal::Denied(_)
+            | Refusal::ModelNotAllowed(_)
+            | Refusal::NoAdminToken
+            | Refusal::AdminFromAfar => (By::Client, ErrorKind::Unauthorized),
             Refusal::TooLarge(_) => (By::Client, ErrorKind::TooLarge),
             Refusal::TooSlow(_) => (By::Client, ErrorKind::RequestTimeout),
             Refusal::TooManyBytes | Refusal::Draining => (By::Router, ErrorKind::Overloaded),
@@ -179,7 +187,10 @@ impl Refusal {
             }
             Refusal::Backend(..) => StatusCode::BAD_GATEWAY,
             Refusal::WrongMethod(_) => StatusCode::METHOD_NOT_ALLOWED,
-            Refusal::NoAdminToken => StatusCode::UNAUTHORIZED,
+            Refusal::Denied(Denied::Scope(_)) | Refusal::ModelNotAllowed(_) => {
+                StatusCode::FORBIDDEN
+            }
+            Refusal::Denied(_) | Refusal::NoAdminToken => StatusCode::UNAUTHORIZED,
             Refusal::AdminFromAfar => StatusCode::FORBIDDEN,
         }
     }
@@ -221,6 +232,22 @@ impl Refusal {
             Refusal::Backend(_, message) => message.clone(),
             Refusal::UnknownPath(path) => format!("there is nothing at `{path}`"),
             Refusal::WrongMethod(method) => format!("`{method}` is not allowed here"),
+            Refusal::Denied(Denied::NoKey) => {
+                "an API key is needed: send it as `Authorization: Bearer KEY`".into()
+            }
+            Refusal::Denied(Denied::UnknownKey) => "the API key is not valid".into(),
+            Refusal::Denied(Denied::Expired) => "the API key has expired".into(),
+            Refusal::Denied(Denied::Scope(scope)) => {
+                let what = match scope {
+                    AccessScope::Inference => "requests to models",
+                    AccessScope::Models => "the list of models",
+                    AccessScope::Admin => "/admin",
+                };
+                format!("the API key does not open {what}")
+            }
+            Refusal::ModelNotAllowed(model) => {
+                format!("the API key does not allow the model `{model}`")
+            }
             Refusal::NoAdminToken => {
                 "the admin token is missing or wrong: send it as `Authorization: Bearer TOKEN`"
                     .into()
@@ -246,7 +273,10 @@ impl Refusal {
     pub fn body(&self) -> ErrorBody {
         let param = match self {
             Refusal::Body(fault) => fault.param.map(str::to_owned),
-            Refusal::NoBackend(..) | Refusal::NoWorker(..) | Refusal::NoSuchModel(_) => {
+            Refusal::NoBackend(..)
+            | Refusal::NoWorker(..)
+            | Refusal::ModelNotAllowed(_)
+            | Refusal::NoSuchModel(_) => {
                 Some("model".to_owned())
             }
             _ => None,
@@ -255,6 +285,10 @@ impl Refusal {
             Refusal::NoBackend(NoBackend::UnknownModel, _) | Refusal::NoSuchModel(_) => {
                 "model_not_found"
             }
+            Refusal::Denied(Denied::Scope(_)) => "scope_not_allowed",
+            Refusal::Denied(Denied::Expired) => "expired_api_key",
+            Refusal::Denied(_) => "invalid_api_key",
+            Refusal::ModelNotAllowed(_) => "model_not_allowed",
             Refusal::NoWorker(step, _) => match step {
                 Step::Prefill => "no_prefill_worker",
                 Step::Decode => "no_decode_worker",
@@ -290,9 +324,12 @@ impl Refusal {
         if self.status() == StatusCode::SERVICE_UNAVAILABLE {
             response.insert_header((RETRY_AFTER, RETRY_LATER.as_secs()));
         }
+        if self.status() == StatusCode::UNAUTHORIZED {
+            response.insert_header((WWW_AUTHENTICATE, "Bearer"));
+        }
         if matches!(
             self,
-            Refusal::Draining | Refusal::TooLarge(_) | Refusal::TooSlow(_)
+            Refusal::Draining | Refusal::Denied(_) | Refusal::TooLarge(_) | Refusal::TooSlow(_)
         ) {
             response.insert_header((CONNECTION, "close"));
         }

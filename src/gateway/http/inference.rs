@@ -4,6 +4,7 @@ use super::body::{ReadBody, read_all};
 use super::error::Refusal;
 use super::routes::ApiRoute;
 use super::{request_id, worker};
+use crate::access;
 use crate::cache::serve;
 use crate::cache::wish::{self, Wish};
 use crate::gateway::{Phase, Worker};
@@ -13,6 +14,7 @@ use actix_web::http::header::{HeaderName, HeaderValue};
 use actix_web::web::Payload;
 use actix_web::{HttpRequest, HttpResponse};
 use bytes::Bytes;
+use routing::access::{ApiKey, Scope};
 use routing::cache_policy::Why;
 use routing::ids::SessionKey;
 use routing::prefix_key::{PrefixParts, prefix_key, session_key};
@@ -28,13 +30,20 @@ pub async fn handle(route: ApiRoute, request: HttpRequest, payload: Payload) -> 
     if worker.gateway.phase.now() >= Phase::Draining {
         return refuse(Refusal::Draining, report);
     }
+    // before the body is read: who may not ask need not be heard
+    let key = match access::admit(&worker.gateway, request.headers(), Scope::Inference) {
+        Ok(key) => key,
+        Err(refusal) => return refuse(refusal, report),
+    };
+    report.key = key.as_ref().map(|key| key.name.clone());
     let body = match read_all(&request, payload, &worker.gateway).await {
         Ok(Some(body)) => body,
         Err(refusal) => return refuse(refusal, report),
         // the client is gone: nobody reads this, and the report says so
         Ok(None) => return HttpResponse::BadRequest().finish(),
     };
-    let (call, wish) = match call(&worker, route, &request, body, &report.request_id) {
+    let asked = (&request, key.as_deref());
+    let (call, wish) = match call(&worker, route, asked, body, &report.request_id) {
         Ok(asked) => asked,
         Err(refusal) => return refuse(refusal, report),
     };
@@ -75,7 +84,7 @@ pub type Wished = Option<Result<Wish, Why>>;
 pub(super) fn call(
     worker: &Worker,
     route: ApiRoute,
-    request: &HttpRequest,
+    (request, key): (&HttpRequest, Option<&ApiKey>),
     body: ReadBody,
     request_id: &str,
 ) -> Result<(Call, Wished), Refusal> {
@@ -84,6 +93,9 @@ pub(super) fn call(
     let asked = view.model().map_err(Refusal::Body)?;
     let alias = settings.model_aliases.get(&*asked);
     let model: Arc<str> = alias.cloned().unwrap_or_else(|| Arc::from(&*asked));
+    if key.is_some_and(|key| !key.allows([&asked, &model])) {
+        return Err(Refusal::ModelNotAllowed(asked.into_owned()));
+    }
     let opening = view.opening(route.prompt_field());
     let parts = PrefixParts {
         model: &model,
@@ -109,7 +121,7 @@ pub(super) fn call(
     let rewritten = rewrite(&body.bytes, &view, alias.map(|model| &**model), ask_usage);
     let session = session(request, &settings.session_header, &view);
     let wish = worker.gateway.cache.as_ref().map(|cache| {
-        let tenant = wish::tenant(request.headers());
+        let tenant = access::tenant(key, request.headers());
         let of = (&*body.bytes, &view);
         wish::wish(&cache.rules, route, request.headers(), of, (&model, tenant))
     });
@@ -120,7 +132,7 @@ pub(super) fn call(
         route,
         asks_usage,
         wants_stream,
-        headers: headers::to_backend(request.headers(), request_id),
+        headers: headers::to_backend(request.headers(), request_id, key.is_some()),
         body: rewritten.unwrap_or(body.bytes.clone()),
         _held: body.held,
         model,

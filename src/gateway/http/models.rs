@@ -2,14 +2,21 @@
 //! dead one costs nothing.
 
 use super::error::Refusal;
+use crate::access;
 use super::{request_id, worker};
 use actix_web::{HttpRequest, HttpResponse};
+use routing::access::Scope;
 use std::collections::BTreeSet;
 use wire::openai::{ModelCard, ModelList};
 
 pub async fn handle(request: HttpRequest) -> HttpResponse {
     let worker = worker(&request);
     let gateway = &worker.gateway;
+    let id = request_id(&request);
+    let key = match access::admit(gateway, request.headers(), Scope::Models) {
+        Ok(key) => key,
+        Err(refusal) => return refusal.response(&id),
+    };
     let snapshot = gateway.directory.load();
     let served = |model: &str| snapshot.view.pools.contains_key(model);
     let models = snapshot.view.pools.keys().map(|name| name.to_string());
@@ -17,8 +24,9 @@ pub async fn handle(request: HttpRequest) -> HttpResponse {
     let aliases = aliases
         .filter(|(_, target)| served(target))
         .map(|(alias, _)| alias.to_string());
-    let names: BTreeSet<String> = models.chain(aliases).collect();
-    let id = request_id(&request);
+    let behind = |name: &str| gateway.settings.model_aliases.get(name).map_or_else(|| name.to_owned(), |target| target.to_string());
+    let allowed = |name: &String| key.as_ref().is_none_or(|key| key.allows([name, &behind(name)]));
+    let names: BTreeSet<String> = models.chain(aliases).filter(allowed).collect();
     let mut response = HttpResponse::Ok();
     response.insert_header(("x-request-id", &*id));
     // the server decodes a path but for its slashes, which names of models have

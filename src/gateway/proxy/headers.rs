@@ -21,6 +21,8 @@ const HOP_BY_HOP: [&str; 11] = [
 /// Not for engines: compressed answers could not be read along with, an expectation was met when
 /// the body was read, and a rank is not the client's to choose.
 const NOT_FOR_BACKENDS: [&str; 4] = ["accept-encoding", "expect", RANK, "x-request-id"];
+/// Where clients put their keys.
+const CREDENTIALS: [&str; 2] = ["authorization", "x-api-key"];
 /// Which data-parallel rank of an engine shall serve a request.
 pub const RANK: &str = "x-data-parallel-rank";
 /// Written by our own server.
@@ -28,13 +30,15 @@ const NOT_FOR_CLIENTS: [&str; 3] = ["date", "server", "x-request-id"];
 /// Ours: a client does not set them, and an engine does not answer with them.
 const OWN_PREFIX: &str = "x-tidegate-";
 
-/// The headers that a backend gets; `Authorization` is set later, by backend.
-pub fn to_backend(client: &ClientHeaders, request_id: &str) -> HeaderMap {
+/// The headers that a backend gets; its own `Authorization` is set later. `has_our_key`: the client's credentials
+/// are a key of ours, which is for nobody else.
+pub fn to_backend(client: &ClientHeaders, request_id: &str, has_our_key: bool) -> HeaderMap {
     let named = named_in_connection(client.get_all("connection").map(|value| value.as_bytes()));
     let mut headers = HeaderMap::with_capacity(client.len() + 2);
     for (name, value) in client {
         let name = name.as_str();
-        if is_dropped(name, &named) || NOT_FOR_BACKENDS.contains(&name) {
+        let is_ours = has_our_key && CREDENTIALS.contains(&name);
+        if is_ours || is_dropped(name, &named) || NOT_FOR_BACKENDS.contains(&name) {
             continue;
         }
         let (name, value) = (
@@ -131,7 +135,11 @@ mod tests {
             Name::from_static("x-two"),
             Value::from_bytes(b"caf\xc3\xa9 \xff").unwrap(),
         );
-        let sent = to_backend(&client, "id-1");
+        client.append(Name::from_static("x-api-key"), Value::from_static("k"));
+        let sent = to_backend(&client, "id-1", true);
+        assert!(!sent.contains_key("authorization") && !sent.contains_key("x-api-key"));
+        client.remove("x-api-key");
+        let sent = to_backend(&client, "id-1", false);
         let mut names: Vec<&str> = sent.keys().map(|n| n.as_str()).collect();
         names.sort_unstable();
         assert_eq!(

@@ -17,7 +17,7 @@ pub use fault::{Fault, Faults};
 pub use layers::{Environment, Source};
 pub use reference::{effective_yaml, reference_yaml};
 pub use sections::{
-    AdminSettings, BreakerSettings, CacheBackend, CacheSettings, ConnectorKind, DisaggSettings,
+    AdminSettings, ApiKeySettings, BreakerSettings, CacheBackend, CacheSettings, ConnectorKind, DisaggSettings,
     DrainSettings, EventSource, ExternalStorage, HealthCheckSettings, KvIndexSettings,
     KvPeerSettings, L2Settings, L2Type, LogFormat, LoggingSettings, PrefixSettings, RedisSettings,
     RetrySettings, ScoringSettings, ServerSettings, Tokenizer, UpstreamSettings,
@@ -26,6 +26,7 @@ pub use sections::{
 use actix_web::http::header::HeaderName;
 use actors::backend::BackendSpec;
 use reader::{Reader, Section};
+use routing::access::ApiKey;
 use routing::strategy::Strategy;
 use routing::view::Role;
 use serde_json::Value;
@@ -39,6 +40,8 @@ pub struct Settings {
     pub server: ServerSettings,
     /// Who may ask what the router knows.
     pub admin: AdminSettings,
+    /// Who may ask for the rest.
+    pub api_keys: ApiKeySettings,
     /// What happens at SIGTERM.
     pub drain: DrainSettings,
     /// Log level and format.
@@ -69,6 +72,32 @@ pub struct Settings {
     pub health_checks: HealthCheckSettings,
     /// Circuit breakers.
     pub circuit_breaker: BreakerSettings,
+}
+
+/// The keys of a key file, beside those that are known already.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn keys_of(name: &str, text: &str, known: &[ApiKey]) -> Result<Vec<ApiKey>, Faults> {
+    let source = Source {
+        name: name.into(),
+        text: text.into(),
+    };
+    let (tree, mut faults) = layers::merge(&[source], &Environment::new())?;
+    let reader = Reader::new(&tree, Default::default());
+    // a section of its own, so that paths read as in the settings
+    let keys = ApiKeySettings::read(&Section::root(&reader)).keys;
+    let schema = Value::Null;
+    let paths = Reader::for_schema(&schema);
+    ApiKeySettings::read(&Section::root(&paths));
+    let paths: Vec<String> = paths.finish(&[]).1.into_iter().map(|known| known.path).collect();
+    faults.extend(reader.finish(&paths).0);
+    let all: Vec<ApiKey> = known.iter().chain(&keys).cloned().collect();
+    sections::check_unique(&all, &mut faults);
+    match faults.is_empty() {
+        true => Ok(keys),
+        false => Err(Faults(faults)),
+    }
 }
 
 impl Settings {
@@ -148,6 +177,7 @@ fn read(root: &Section<'_>) -> Settings {
     let admin = AdminSettings::read(
         &root.section("admin", "/admin: what the router knows, for its operators."),
     );
+    let api_keys = ApiKeySettings::read(&root.section("api_keys", "Who may send requests. Without keys everybody who reaches the router may."));
     let drain = DrainSettings::read(&root.section(
         "drain",
         "What happens at SIGTERM or Ctrl-C. A second signal ends the process at once.",
@@ -186,6 +216,7 @@ fn read(root: &Section<'_>) -> Settings {
     Settings {
         server,
         admin,
+        api_keys,
         drain,
         logging,
         selection_strategy,
@@ -210,6 +241,7 @@ const RING_POINTS_MAX: u64 = 200_000;
 /// Rules that join sections.
 fn check_together(settings: &Settings, faults: &mut Vec<Fault>, warnings: &mut Vec<Fault>) {
     backends::check(&settings.backends, faults);
+    settings.api_keys.check(faults);
     let names: Vec<&str> = settings.backends.iter().map(|b| &*b.name).collect();
     settings
         .kv_cache_index

@@ -305,6 +305,43 @@ backends:
 }
 
 #[test]
+fn keys_are_hashed_as_they_are_read_and_their_slips_are_named() {
+    let loaded = load_text(&format!(
+        "{ONE}api_keys: {{keys: [{{name: k, key: 'a-very-secret-key', expires: '2027-01-31'}}]}}"
+    ))
+    .unwrap();
+    let key = &loaded.settings.api_keys.keys[0];
+    assert_eq!((&*key.tenant, key.expires), ("k", Some(1_801_353_600)));
+    assert!(!format!("{:?}", loaded.settings).contains("a-very-secret"));
+    assert!(!effective_yaml(&loaded.effective).contains("a-very-secret"));
+    let found = faults(&format!(
+        "{ONE}api_keys:
+  keys:
+    - {{name: k, key: short}}
+    - {{name: k, sha256: xyz}}
+    - {{name: both, key: 'a-very-secret-key', sha256: '{}'}}
+    - {{name: none}}
+    - {{name: odd, key: 'another-secret-key', scopes: [everything], expires: tomorrow}}
+    - {{name: again, key: 'another-secret-key'}}",
+        "ab".repeat(32)
+    ));
+    for expected in [
+        "api_keys.keys[0].key: must have at least 16 characters",
+        "api_keys.keys[1].sha256: must be 64 hexadecimal digits",
+        "api_keys.keys[2].key: is required, or sha256 in its place, and not both",
+        "api_keys.keys[3].key: is required, or sha256 in its place, and not both",
+        "api_keys.keys[4].scopes: `everything` is not one of inference, models, admin",
+        "api_keys.keys[4].expires: must be a day",
+        "api_keys.keys[1].name: `k` is also the name of api_keys.keys[0]",
+        "api_keys.keys[5]: is the same key as api_keys.keys[4]",
+    ] {
+        assert!(found.iter().any(|fault| fault.starts_with(expected)), "missing: {expected}\n{found:#?}");
+    }
+    let file = keys_of("k.yaml", "keys: [{name: a, sha: x}]\nmode: blocking", &[]).unwrap_err();
+    assert!(file.to_string().contains("keys[0].sha"), "{file}");
+}
+
+#[test]
 fn a_variables_value_arrives_byte_for_byte_whatever_it_holds() {
     for value in [
         "p@ss: #1 \"q\" {x}",

@@ -38,6 +38,36 @@ pub fn size(text: &str) -> Option<u64> {
     (bytes <= u64::MAX as f64).then_some(bytes as u64)
 }
 
+/// A day, as 2027-01-31 (its beginning), or a moment of UTC, as 2027-01-31T12:00:00Z, in Unix seconds.
+pub fn moment(text: &str) -> Option<u64> {
+    let (day, time) = text.split_once('T').unwrap_or((text, "00:00:00Z"));
+    let digits = |text: &str, count: usize| {
+        let plain = text.len() == count && text.bytes().all(|byte| byte.is_ascii_digit());
+        text.parse::<u64>().ok().filter(|_| plain)
+    };
+    let day: Vec<&str> = day.split('-').collect();
+    let [year, month, day] = day[..] else {
+        return None;
+    };
+    let (year, month, day) = (digits(year, 4)?, digits(month, 2)?, digits(day, 2)?);
+    let time: Vec<&str> = time.strip_suffix('Z')?.split(':').collect();
+    let [hour, minute, second] = time[..] else {
+        return None;
+    };
+    let (hour, minute, second) = (digits(hour, 2)?, digits(minute, 2)?, digits(second, 2)?);
+    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let february = if leap(year) { 29 } else { 28 };
+    let lengths = [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    let length = *lengths.get(usize::try_from(month.checked_sub(1)?).ok()?)?;
+    if year < 1970 || !(1..=length).contains(&day) || hour > 23 || minute > 59 || second > 59 {
+        return None;
+    }
+    let years: u64 = (1970..year).map(|year| if leap(year) { 366 } else { 365 }).sum();
+    let months: u64 = lengths[..month as usize - 1].iter().sum();
+    let days = years + months + day - 1;
+    Some(((days * 24 + hour) * 60 + minute) * 60 + second)
+}
+
 fn split(text: &str) -> Option<(f64, &str)> {
     let text = text.trim();
     let end = text
@@ -112,5 +142,20 @@ mod tests {
         assert_eq!(size("524288"), Some(524_288));
         assert_eq!(size("lots"), None);
         assert_eq!(show_size(32 << 20), "32MiB");
+    }
+
+    #[test]
+    fn days_and_moments_are_read_and_slips_are_not() {
+        for (text, seconds) in [
+            ("1970-01-01", 0),
+            ("2000-03-01", 951_868_800),
+            ("2026-11-30", 1_795_996_800),
+            ("2027-01-31T12:00:01Z", 1_801_396_801),
+        ] {
+            assert_eq!(moment(text), Some(seconds), "{text}");
+        }
+        for slip in ["", "2027-1-31", "2027-02-29", "2027-13-01", "2027-00-01", "2027-01-31T12:00:00", "2027-01-31T24:00:00Z", "31.01.2027", "2027-01-3l", "1969-12-31"] {
+            assert_eq!(moment(slip), None, "{slip}");
+        }
     }
 }

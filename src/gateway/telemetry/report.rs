@@ -85,6 +85,8 @@ pub struct Report {
     bytes: u64,
     usage: Option<Usage>,
     cached: Option<Cached>,
+    /// The name of the client's key.
+    pub key: Option<Arc<str>>,
     /// How it is served, where serving is split.
     pub path: Option<Path>,
     /// Who computed the prompt, where that is not the one who answers.
@@ -120,6 +122,7 @@ impl Report {
             bytes: 0,
             usage: None,
             cached: None,
+            key: None,
             path: None,
             prefill_backend: None,
             complete: false,
@@ -313,6 +316,7 @@ impl Drop for Report {
                 model = self.model.as_deref().unwrap_or(""),
                 status = self.status.unwrap_or(0),
                 outcome = if cancelled { "client_cancelled" } else { self.error.map_or("ok", |(_, kind)| kind.as_str()) },
+                key = self.key.as_deref().unwrap_or(""),
                 backend = self.backend.as_deref().unwrap_or(""),
                 decision = if self.is_hit() { "cache_hit" } else { self.decision },
                 cache = self.cache.map_or("off", CacheNote::as_str),

@@ -1,7 +1,8 @@
 //! `/admin/cache`: what the response cache holds and how its tiers are doing; removing entries; and the
 //! key of a request, with what keeps it from being cached.
 
-use crate::cache::wish::{tenant, wish};
+use crate::access;
+use crate::cache::wish::wish;
 use crate::cache::{AnswerCache, wish::Wish};
 use crate::gateway::Gateway;
 use crate::http::body::read_all;
@@ -155,7 +156,8 @@ pub(super) async fn key(request: &HttpRequest, payload: Payload) -> Result<HttpR
     if let Some(client) = headers.get("x-client-authorization").cloned() {
         headers.insert("authorization".try_into().expect("is a name"), client);
     }
-    let tenant = tenant(&headers);
+    let client = access::admit(&worker.gateway, &headers, access::INFERENCE);
+    let tenant = access::tenant(client.ok().flatten().as_deref(), &headers);
     let wished = wish(
         &cache.rules,
         route,

@@ -31,7 +31,7 @@ pub(super) async fn explain(
         return Ok(HttpResponse::BadRequest().finish()); // nobody reads this
     };
     let route = route(request.query_string(), &body.bytes)?;
-    let (call, _) = inference::call(&worker, route, request, body, &request_id(request))?;
+    let (call, _) = inference::call(&worker, route, (request, None), body, &request_id(request))?;
     let found = match &worker.gateway.kv {
         Some(kv) => lookup::look(&call, &worker, kv).await,
         None => Err("off"),

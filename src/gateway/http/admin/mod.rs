@@ -10,7 +10,9 @@ use super::error::Refusal;
 use super::{only, read, request_id, worker};
 use actix_web::web::{self, Payload, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse};
+use crate::access;
 use actors::backend::Secret;
+use routing::access::Scope;
 use std::net::IpAddr;
 
 /// What proxies add to requests that they pass on.
@@ -90,6 +92,11 @@ fn admit(request: &HttpRequest) -> Result<(), Refusal> {
         .any(|name| request.headers().contains_key(*name));
     let peer = peer.filter(|_| !passed_on);
     let worker = worker(request);
+    let has_key = worker.gateway.keys.is_some()
+        && matches!(access::admit(&worker.gateway, request.headers(), Scope::Admin), Ok(Some(_)));
+    if has_key {
+        return Ok(());
+    }
     let token = worker.gateway.settings.admin.token.as_ref();
     may_ask(token, bearer.or_else(|| header("x-api-key")), peer)
 }

@@ -2,12 +2,14 @@
 
 mod cache;
 mod disagg;
+mod keys;
 mod kv_index;
 mod placement;
 mod server;
 
 pub use cache::{CacheBackend, CacheSettings, L2Settings, L2Type, RedisSettings};
 pub use disagg::{ConnectorKind, DisaggSettings, ExternalStorage, KvPeerSettings};
+pub use keys::{ApiKeySettings, check_unique};
 pub use kv_index::{EventSource, KvIndexSettings, ScoringSettings, Tokenizer};
 pub use placement::{
     BreakerSettings, HealthCheckSettings, PrefixSettings, RetrySettings, UpstreamSettings,

@@ -20,6 +20,7 @@ mod cancellation;
 mod config;
 mod health;
 mod http;
+mod keys;
 mod kv_index;
 mod kv_modes;
 mod kv_sharing;
