@@ -2,7 +2,9 @@
 //! writes it, and read by routers without a message.
 
 use crate::backend::{Backend, BreakerLink, InFlight, ProbeTicket};
+use crate::cluster::SetDraining;
 use crate::support::published::Published;
+use actix::Recipient;
 use routing::breaker::Era;
 use routing::ids::Slot;
 use routing::view::{ClusterView, Live, Load, Passage};
@@ -34,6 +36,8 @@ pub struct Snapshot {
     pub entries: Vec<Entry>,
     /// Restarts of the cluster actor itself.
     pub cluster_restarts: u64,
+    /// Takes a backend out of rotation, or back in; none before the cluster has started.
+    pub drain: Option<Recipient<SetDraining>>,
 }
 
 impl Snapshot {

@@ -8,7 +8,7 @@ use crate::directory::{Directory, Snapshot};
 use crate::health_checker::{EjectionVetoed, HealthSettings, Prober};
 use crate::support::supervise::{Root, RootExited, supervise};
 use crate::support::watch::{RESTARTS_MAX, Watch};
-use actix::{Actor, AsyncContext, Context, Handler, Message};
+use actix::{Actor, AsyncContext, Context, Handler, Message, Recipient};
 use child::Member;
 use routing::breaker::{BreakerRules, Era};
 use routing::health::{HealthState, Probe, may_eject};
@@ -121,6 +121,7 @@ pub struct Cluster {
     members: Vec<Member>,
     generation: u64,
     restarts: u64,
+    drain: Option<Recipient<SetDraining>>,
     _watch: Watch<RootExited>,
 }
 
@@ -150,6 +151,7 @@ impl Cluster {
                     members,
                     generation: 0,
                     restarts: restarts.get(),
+                    drain: None,
                     _watch: Watch::new(warden.recipient(), RootExited),
                 };
                 cluster.start()
@@ -170,6 +172,7 @@ impl Cluster {
             view: ClusterView::new(backends, self.settings.virtual_nodes, &previous.view),
             entries: self.members.iter().map(Member::entry).collect(),
             cluster_restarts: self.restarts,
+            drain: self.drain.clone(),
         });
     }
 
@@ -224,6 +227,7 @@ impl Actor for Cluster {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Self::Context) {
+        self.drain = Some(ctx.address().recipient());
         let previous = self.directory.load();
         let probed = self.settings.health.is_some();
         for member in &mut self.members {

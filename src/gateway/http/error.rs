@@ -122,6 +122,8 @@ pub enum Refusal {
     UnknownPath(String),
     /// Not a method of this path.
     WrongMethod(String),
+    /// No such backend, asked for by name.
+    NoSuchBackend(String),
     /// No such model, asked for by name.
     NoSuchModel(String),
     /// The key is missing, or does not open this.
@@ -138,7 +140,10 @@ impl Refusal {
     /// Who failed, and of what.
     pub fn blame(&self) -> (By, ErrorKind) {
         match self {
-            Refusal::Body(_) | Refusal::WrongMethod(_) | Refusal::UnknownPath(_) => {
+            Refusal::Body(_)
+            | Refusal::WrongMethod(_)
+            | Refusal::NoSuchBackend(_)
+            | Refusal::UnknownPath(_) => {
                 (By::Client, ErrorKind::BadRequest)
             }
             Refusal::Denied(_)
@@ -180,6 +185,7 @@ impl Refusal {
             | Refusal::NoSocket => StatusCode::SERVICE_UNAVAILABLE,
             Refusal::NoBackend(NoBackend::UnknownModel, _)
             | Refusal::NoSuchModel(_)
+            | Refusal::NoSuchBackend(_)
             | Refusal::UnknownPath(_) => StatusCode::NOT_FOUND,
             Refusal::NoBackend(..) => StatusCode::SERVICE_UNAVAILABLE,
             Refusal::Backend(ErrorKind::FirstByteTimeout | ErrorKind::IdleTimeout, _) => {
@@ -230,6 +236,7 @@ impl Refusal {
                 "the gateway has no socket left for a connection to a backend".into()
             }
             Refusal::Backend(_, message) => message.clone(),
+            Refusal::NoSuchBackend(name) => format!("there is no backend `{name}`"),
             Refusal::UnknownPath(path) => format!("there is nothing at `{path}`"),
             Refusal::WrongMethod(method) => format!("`{method}` is not allowed here"),
             Refusal::Denied(Denied::NoKey) => {

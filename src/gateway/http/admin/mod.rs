@@ -1,6 +1,7 @@
 //! `/admin/…`: what the router knows, for its operators. Open to this machine alone, or to those
 //! who have the token.
 
+mod backends;
 mod cache;
 mod explain;
 mod kv_index;
@@ -28,6 +29,12 @@ const PROXIED: [&str; 5] = [
 pub fn configure(config: &mut ServiceConfig) {
     config.service(read("/admin/kv-index", kv_index_path));
     config.service(read("/admin/split", split_path));
+    config.service(read("/admin/backends", backends_path));
+    for (word, draining) in [("drain", true), ("undrain", false)] {
+        let path = format!("/admin/backends/{{name}}/{word}");
+        let set = move |request| drain_path(request, draining);
+        config.service(only(&path).route(web::post().to(set)));
+    }
     config.service(read("/admin/cache", cache_path).route(web::delete().to(clear_path)));
     config.service(
         only("/admin/cache/key")
@@ -42,6 +49,22 @@ async fn kv_index_path(request: HttpRequest) -> HttpResponse {
         Ok(()) => kv_index::show(&worker(&request).gateway),
         Err(refusal) => refusal.response(&request_id(&request)),
     }
+}
+
+async fn backends_path(request: HttpRequest) -> HttpResponse {
+    match admit(&request) {
+        Ok(()) => backends::show(&worker(&request).gateway),
+        Err(refusal) => refusal.response(&request_id(&request)),
+    }
+}
+
+async fn drain_path(request: HttpRequest, draining: bool) -> HttpResponse {
+    let name = request.match_info().get("name").unwrap_or_default();
+    let set = match admit(&request) {
+        Ok(()) => backends::drain(&worker(&request).gateway, name, draining).await,
+        Err(refusal) => Err(refusal),
+    };
+    set.unwrap_or_else(|refusal| refusal.response(&request_id(&request)))
 }
 
 async fn split_path(request: HttpRequest) -> HttpResponse {

@@ -137,3 +137,35 @@ fn the_index_shows_modes_streams_and_sizes() {
         json!({"enabled": false})
     );
 }
+
+#[test]
+fn a_backend_is_drained_and_taken_back_in_by_its_name() {
+    use crate::support::{Client, DEADLINE, chat, chat_stream, sse, user, wait_until};
+    let endless = |_: &crate::support::Request, wire: &mut crate::support::Wire| {
+        wire.stream_head();
+        wire.chunk(sse::delta("x"));
+        wire.hang();
+    };
+    let (a, b) = (Upstream::start(endless), Upstream::json(r#"{"choices":[]}"#));
+    let gateway = Gateway::start(&[("a", &a), ("b", &b)], "selection_strategy: RoundRobin\nprefix_routing: { enabled: false }\n");
+    let post = |path: &str| Client::connect(&gateway).post(path, "", "");
+    let answer = post("/admin/backends/b/drain");
+    assert_eq!((answer.status, &answer.json()["draining"]), (200, &true.into()));
+    let mut running = Client::connect(&gateway);
+    running.start_chat(chat_stream(&user("hi")));
+    assert_eq!(running.head().backend(), "a");
+    assert_eq!(post("/admin/backends/b/undrain").json()["draining"], false);
+    let answer = post("/admin/backends/a/drain");
+    assert_eq!(answer.json()["in_flight"], 1, "what runs goes on");
+    for _ in 0..4 {
+        let answer = gateway.chat(&chat(&user("hi")));
+        assert_eq!((answer.status, answer.backend()), (200, "b"));
+    }
+    let shown = crate::support::client::get(&gateway, "/admin/backends").json();
+    let states = shown["backends"].as_array().unwrap().iter();
+    let states: Vec<_> = states.map(|of| (of["name"].as_str().unwrap(), of["draining"].as_bool().unwrap())).collect();
+    assert_eq!(states, [("a", true), ("b", false)]);
+    assert_eq!(post("/admin/backends/nobody/drain").status, 404);
+    drop(running);
+    wait_until("it has ended", DEADLINE, || gateway.in_flight("a") == 0);
+}
