@@ -1,9 +1,9 @@
 //! The inference router: serves HTTP in OpenAI form and routes it through the actors.
 
+mod access;
 pub mod cache;
 pub mod cli;
 pub mod gateway;
-mod access;
 mod handoff;
 mod healthcheck;
 pub mod http;

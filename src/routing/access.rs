@@ -166,7 +166,11 @@ mod tests {
         }
         for given in [None, Some(""), Some("secret-"), Some("secret-bb")] {
             assert_eq!(admitted(&open, given), Ok(None));
-            let why = if given.is_some() { Denied::UnknownKey } else { Denied::NoKey };
+            let why = if given.is_some() {
+                Denied::UnknownKey
+            } else {
+                Denied::NoKey
+            };
             assert_eq!(admitted(&closed, given), Err(why));
         }
         assert!(!format!("{open:?}").contains("secret"));
@@ -175,19 +179,34 @@ mod tests {
     #[test]
     fn a_key_that_has_ended_or_opens_something_else_is_refused_in_either_mode() {
         for mode in [KeyMode::Permissive, KeyMode::Blocking] {
-            let ended = ApiKey { expires: Some(1000), ..key("a", "a") };
-            let goes_on = ApiKey { expires: Some(1001), ..key("b", "b") };
-            let other = ApiKey { scopes: vec![Scope::Models], ..key("c", "c") };
+            let ended = ApiKey {
+                expires: Some(1000),
+                ..key("a", "a")
+            };
+            let goes_on = ApiKey {
+                expires: Some(1001),
+                ..key("b", "b")
+            };
+            let other = ApiKey {
+                scopes: vec![Scope::Models],
+                ..key("c", "c")
+            };
             let ring = KeyRing::new(mode, [ended, goes_on, other]);
             assert_eq!(admitted(&ring, Some("a")), Err(Denied::Expired));
             assert_eq!(admitted(&ring, Some("b")), Ok(Some("b".into())));
-            assert_eq!(admitted(&ring, Some("c")), Err(Denied::Scope(Scope::Inference)));
+            assert_eq!(
+                admitted(&ring, Some("c")),
+                Err(Denied::Scope(Scope::Inference))
+            );
         }
     }
 
     #[test]
     fn models_are_allowed_by_the_clients_name_or_the_one_behind_it() {
-        let some = ApiKey { models: vec!["m".into()], ..key("a", "a") };
+        let some = ApiKey {
+            models: vec!["m".into()],
+            ..key("a", "a")
+        };
         assert!(some.allows(["alias", "m"]) && some.allows(["m", "x"]));
         assert!(!some.allows(["alias", "x"]));
         assert!(key("b", "b").allows(["anything", "at-all"]));
@@ -198,7 +217,13 @@ mod tests {
         // SHA-256 of "abc", from FIPS 180-2
         let digits = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         assert_eq!(KeyDigest::from_hex(digits), Some(KeyDigest::of(b"abc")));
-        for odd in ["", &digits[1..], &format!("{digits}0"), &digits.replace('b', "x"), &"é".repeat(32)] {
+        for odd in [
+            "",
+            &digits[1..],
+            &format!("{digits}0"),
+            &digits.replace('b', "x"),
+            &"é".repeat(32),
+        ] {
             assert_eq!(KeyDigest::from_hex(odd), None, "{odd}");
         }
     }

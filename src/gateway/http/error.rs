@@ -143,9 +143,7 @@ impl Refusal {
             Refusal::Body(_)
             | Refusal::WrongMethod(_)
             | Refusal::NoSuchBackend(_)
-            | Refusal::UnknownPath(_) => {
-                (By::Client, ErrorKind::BadRequest)
-            }
+            | Refusal::UnknownPath(_) => (By::Client, ErrorKind::BadRequest),
             Refusal::Denied(_)
             | Refusal::ModelNotAllowed(_)
             | Refusal::NoAdminToken
@@ -283,9 +281,7 @@ impl Refusal {
             Refusal::NoBackend(..)
             | Refusal::NoWorker(..)
             | Refusal::ModelNotAllowed(_)
-            | Refusal::NoSuchModel(_) => {
-                Some("model".to_owned())
-            }
+            | Refusal::NoSuchModel(_) => Some("model".to_owned()),
             _ => None,
         };
         let code = match self {

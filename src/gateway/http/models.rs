@@ -2,8 +2,8 @@
 //! dead one costs nothing.
 
 use super::error::Refusal;
-use crate::access;
 use super::{request_id, worker};
+use crate::access;
 use actix_web::{HttpRequest, HttpResponse};
 use routing::access::Scope;
 use std::collections::BTreeSet;
@@ -24,8 +24,17 @@ pub async fn handle(request: HttpRequest) -> HttpResponse {
     let aliases = aliases
         .filter(|(_, target)| served(target))
         .map(|(alias, _)| alias.to_string());
-    let behind = |name: &str| gateway.settings.model_aliases.get(name).map_or_else(|| name.to_owned(), |target| target.to_string());
-    let allowed = |name: &String| key.as_ref().is_none_or(|key| key.allows([name, &behind(name)]));
+    let behind = |name: &str| {
+        gateway
+            .settings
+            .model_aliases
+            .get(name)
+            .map_or_else(|| name.to_owned(), |target| target.to_string())
+    };
+    let allowed = |name: &String| {
+        key.as_ref()
+            .is_none_or(|key| key.allows([name, &behind(name)]))
+    };
     let names: BTreeSet<String> = models.chain(aliases).filter(allowed).collect();
     let mut response = HttpResponse::Ok();
     response.insert_header(("x-request-id", &*id));

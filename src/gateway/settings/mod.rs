@@ -17,10 +17,11 @@ pub use fault::{Fault, Faults};
 pub use layers::{Environment, Source};
 pub use reference::{effective_yaml, reference_yaml};
 pub use sections::{
-    AdminSettings, ApiKeySettings, BreakerSettings, CacheBackend, CacheSettings, ConnectorKind, DisaggSettings,
-    DrainSettings, EventSource, ExternalStorage, HealthCheckSettings, KvIndexSettings,
-    KvPeerSettings, L2Settings, L2Type, LogFormat, LoggingSettings, PrefixSettings, RedisSettings,
-    RetrySettings, ScoringSettings, ServerSettings, Tokenizer, UpstreamSettings,
+    AdminSettings, ApiKeySettings, BreakerSettings, CacheBackend, CacheSettings, ConnectorKind,
+    DisaggSettings, DrainSettings, EventSource, ExternalStorage, HealthCheckSettings,
+    KvIndexSettings, KvPeerSettings, L2Settings, L2Type, LogFormat, LoggingSettings,
+    PrefixSettings, RedisSettings, RetrySettings, ScoringSettings, ServerSettings, Tokenizer,
+    UpstreamSettings,
 };
 
 use actix_web::http::header::HeaderName;
@@ -90,7 +91,12 @@ pub fn keys_of(name: &str, text: &str, known: &[ApiKey]) -> Result<Vec<ApiKey>, 
     let schema = Value::Null;
     let paths = Reader::for_schema(&schema);
     ApiKeySettings::read(&Section::root(&paths));
-    let paths: Vec<String> = paths.finish(&[]).1.into_iter().map(|known| known.path).collect();
+    let paths: Vec<String> = paths
+        .finish(&[])
+        .1
+        .into_iter()
+        .map(|known| known.path)
+        .collect();
     faults.extend(reader.finish(&paths).0);
     let all: Vec<ApiKey> = known.iter().chain(&keys).cloned().collect();
     sections::check_unique(&all, &mut faults);
@@ -177,7 +183,10 @@ fn read(root: &Section<'_>) -> Settings {
     let admin = AdminSettings::read(
         &root.section("admin", "/admin: what the router knows, for its operators."),
     );
-    let api_keys = ApiKeySettings::read(&root.section("api_keys", "Who may send requests. Without keys everybody who reaches the router may."));
+    let api_keys = ApiKeySettings::read(&root.section(
+        "api_keys",
+        "Who may send requests. Without keys everybody who reaches the router may.",
+    ));
     let drain = DrainSettings::read(&root.section(
         "drain",
         "What happens at SIGTERM or Ctrl-C. A second signal ends the process at once.",

@@ -335,7 +335,10 @@ fn keys_are_hashed_as_they_are_read_and_their_slips_are_named() {
         "api_keys.keys[1].name: `k` is also the name of api_keys.keys[0]",
         "api_keys.keys[5]: is the same key as api_keys.keys[4]",
     ] {
-        assert!(found.iter().any(|fault| fault.starts_with(expected)), "missing: {expected}\n{found:#?}");
+        assert!(
+            found.iter().any(|fault| fault.starts_with(expected)),
+            "missing: {expected}\n{found:#?}"
+        );
     }
     let file = keys_of("k.yaml", "keys: [{name: a, sha: x}]\nmode: blocking", &[]).unwrap_err();
     assert!(file.to_string().contains("keys[0].sha"), "{file}");

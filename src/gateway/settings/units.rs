@@ -55,14 +55,18 @@ pub fn moment(text: &str) -> Option<u64> {
         return None;
     };
     let (hour, minute, second) = (digits(hour, 2)?, digits(minute, 2)?, digits(second, 2)?);
-    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let leap = |year: u64| {
+        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
+    };
     let february = if leap(year) { 29 } else { 28 };
     let lengths = [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
     let length = *lengths.get(usize::try_from(month.checked_sub(1)?).ok()?)?;
     if year < 1970 || !(1..=length).contains(&day) || hour > 23 || minute > 59 || second > 59 {
         return None;
     }
-    let years: u64 = (1970..year).map(|year| if leap(year) { 366 } else { 365 }).sum();
+    let years: u64 = (1970..year)
+        .map(|year| if leap(year) { 366 } else { 365 })
+        .sum();
     let months: u64 = lengths[..month as usize - 1].iter().sum();
     let days = years + months + day - 1;
     Some(((days * 24 + hour) * 60 + minute) * 60 + second)
@@ -154,7 +158,18 @@ mod tests {
         ] {
             assert_eq!(moment(text), Some(seconds), "{text}");
         }
-        for slip in ["", "2027-1-31", "2027-02-29", "2027-13-01", "2027-00-01", "2027-01-31T12:00:00", "2027-01-31T24:00:00Z", "31.01.2027", "2027-01-3l", "1969-12-31"] {
+        for slip in [
+            "",
+            "2027-1-31",
+            "2027-02-29",
+            "2027-13-01",
+            "2027-00-01",
+            "2027-01-31T12:00:00",
+            "2027-01-31T24:00:00Z",
+            "31.01.2027",
+            "2027-01-3l",
+            "1969-12-31",
+        ] {
             assert_eq!(moment(slip), None, "{slip}");
         }
     }

@@ -21,7 +21,10 @@ pub(super) fn show(gateway: &Gateway) -> HttpResponse {
 fn told(snapshot: &Snapshot, at: usize) -> Value {
     let (view, backend) = (&snapshot.view.backends[at], &snapshot.entries[at].backend);
     let load = backend.load(tokio::time::Instant::now().into_std());
-    let models = view.models.as_deref().map(|models| models.iter().map(|model| &**model).collect::<Vec<&str>>());
+    let models = view
+        .models
+        .as_deref()
+        .map(|models| models.iter().map(|model| &**model).collect::<Vec<&str>>());
     json!({
         "name": &*view.name,
         "url": backend.spec.url.to_string(),

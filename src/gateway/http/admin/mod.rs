@@ -9,9 +9,9 @@ mod split;
 
 use super::error::Refusal;
 use super::{only, read, request_id, worker};
+use crate::access;
 use actix_web::web::{self, Payload, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse};
-use crate::access;
 use actors::backend::Secret;
 use routing::access::Scope;
 use std::net::IpAddr;
@@ -116,7 +116,10 @@ fn admit(request: &HttpRequest) -> Result<(), Refusal> {
     let peer = peer.filter(|_| !passed_on);
     let worker = worker(request);
     let has_key = worker.gateway.keys.is_some()
-        && matches!(access::admit(&worker.gateway, request.headers(), Scope::Admin), Ok(Some(_)));
+        && matches!(
+            access::admit(&worker.gateway, request.headers(), Scope::Admin),
+            Ok(Some(_))
+        );
     if has_key {
         return Ok(());
     }

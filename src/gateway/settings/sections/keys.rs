@@ -65,9 +65,15 @@ pub fn check_unique(keys: &[ApiKey], faults: &mut Vec<Fault>) {
 fn key(s: &Section<'_>) -> ApiKey {
     let name = s.required("name", "Unique; appears in the log.");
     let plain = s.secret("key", "The key itself, best from a variable.");
-    let digits = s.text_or_none("sha256", "In its place the SHA-256 of the key, as 64 hexadecimal digits.");
+    let digits = s.text_or_none(
+        "sha256",
+        "In its place the SHA-256 of the key, as 64 hexadecimal digits.",
+    );
     if plain.as_ref().is_some_and(|key| key.len() < KEY_LENGTH_MIN) {
-        s.fault("key", format!("must have at least {KEY_LENGTH_MIN} characters"));
+        s.fault(
+            "key",
+            format!("must have at least {KEY_LENGTH_MIN} characters"),
+        );
     }
     let digest = match (&plain, &digits) {
         (Some(key), None) => KeyDigest::of(key.as_bytes()),
@@ -82,12 +88,21 @@ fn key(s: &Section<'_>) -> ApiKey {
             KeyDigest::of(name.as_bytes())
         }
     };
-    let tenant = s.text_or_none("tenant", "Whose it is: tenants never see each other's cached answers. Default: the key's name.");
-    let words = s.texts("scopes", "What it opens: inference, models, admin. Default: inference and models.");
+    let tenant = s.text_or_none(
+        "tenant",
+        "Whose it is: tenants never see each other's cached answers. Default: the key's name.",
+    );
+    let words = s.texts(
+        "scopes",
+        "What it opens: inference, models, admin. Default: inference and models.",
+    );
     let scopes = words.iter().filter_map(|word| {
         let found = SCOPES.iter().find(|(name, _)| *name == &**word);
         if found.is_none() {
-            s.fault("scopes", format!("`{word}` is not one of inference, models, admin"));
+            s.fault(
+                "scopes",
+                format!("`{word}` is not one of inference, models, admin"),
+            );
         }
         found.map(|(_, scope)| *scope)
     });
@@ -101,11 +116,17 @@ fn key(s: &Section<'_>) -> ApiKey {
             true => vec![Scope::Inference, Scope::Models],
             false => scopes,
         },
-        models: s.texts("models", "The models that it may ask for, by their own names or aliases; empty: all."),
+        models: s.texts(
+            "models",
+            "The models that it may ask for, by their own names or aliases; empty: all.",
+        ),
         expires: expires.and_then(|text| {
             let moment = units::moment(&text);
             if moment.is_none() {
-                s.fault("expires", "must be a day, as 2027-01-31, or a moment, as 2027-01-31T12:00:00Z");
+                s.fault(
+                    "expires",
+                    "must be a day, as 2027-01-31, or a moment, as 2027-01-31T12:00:00Z",
+                );
             }
             moment
         }),

@@ -146,11 +146,20 @@ fn a_backend_is_drained_and_taken_back_in_by_its_name() {
         wire.chunk(sse::delta("x"));
         wire.hang();
     };
-    let (a, b) = (Upstream::start(endless), Upstream::json(r#"{"choices":[]}"#));
-    let gateway = Gateway::start(&[("a", &a), ("b", &b)], "selection_strategy: RoundRobin\nprefix_routing: { enabled: false }\n");
+    let (a, b) = (
+        Upstream::start(endless),
+        Upstream::json(r#"{"choices":[]}"#),
+    );
+    let gateway = Gateway::start(
+        &[("a", &a), ("b", &b)],
+        "selection_strategy: RoundRobin\nprefix_routing: { enabled: false }\n",
+    );
     let post = |path: &str| Client::connect(&gateway).post(path, "", "");
     let answer = post("/admin/backends/b/drain");
-    assert_eq!((answer.status, &answer.json()["draining"]), (200, &true.into()));
+    assert_eq!(
+        (answer.status, &answer.json()["draining"]),
+        (200, &true.into())
+    );
     let mut running = Client::connect(&gateway);
     running.start_chat(chat_stream(&user("hi")));
     assert_eq!(running.head().backend(), "a");
@@ -163,7 +172,14 @@ fn a_backend_is_drained_and_taken_back_in_by_its_name() {
     }
     let shown = crate::support::client::get(&gateway, "/admin/backends").json();
     let states = shown["backends"].as_array().unwrap().iter();
-    let states: Vec<_> = states.map(|of| (of["name"].as_str().unwrap(), of["draining"].as_bool().unwrap())).collect();
+    let states: Vec<_> = states
+        .map(|of| {
+            (
+                of["name"].as_str().unwrap(),
+                of["draining"].as_bool().unwrap(),
+            )
+        })
+        .collect();
     assert_eq!(states, [("a", true), ("b", false)]);
     assert_eq!(post("/admin/backends/nobody/drain").status, 404);
     drop(running);

@@ -61,12 +61,25 @@ fn without_a_key_of_ours_nothing_is_served_and_no_engine_asked() {
         assert_eq!(code(&answer), (401, "invalid_api_key".into()), "{headers}");
         assert_eq!(answer.header("www-authenticate"), Some("Bearer"));
     }
-    assert_eq!(code(&ask(&gateway, &bearer("key-that-is-over-"))), (401, "expired_api_key".into()));
-    assert_eq!(code(&ask(&gateway, &bearer("key-of-the-admins"))), (403, "scope_not_allowed".into()));
-    assert_eq!(code(&ask(&gateway, &bearer("key-for-another-1"))), (403, "model_not_allowed".into()));
+    assert_eq!(
+        code(&ask(&gateway, &bearer("key-that-is-over-"))),
+        (401, "expired_api_key".into())
+    );
+    assert_eq!(
+        code(&ask(&gateway, &bearer("key-of-the-admins"))),
+        (403, "scope_not_allowed".into())
+    );
+    assert_eq!(
+        code(&ask(&gateway, &bearer("key-for-another-1"))),
+        (403, "model_not_allowed".into())
+    );
     assert_eq!(engine.count(), 0);
     for path in ["/health", "/ready", "/metrics"] {
-        assert_eq!(crate::support::client::get(&gateway, path).status, 200, "{path}");
+        assert_eq!(
+            crate::support::client::get(&gateway, path).status,
+            200,
+            "{path}"
+        );
     }
     gateway.assert_idle();
 }
@@ -90,7 +103,10 @@ fn a_key_of_ours_opens_and_never_reaches_an_engine() {
     );
     let gateway = Gateway::with(&backends, &keys("blocking"));
     let answer = ask(&gateway, &bearer("key-of-a-number-1"));
-    assert_eq!(answer.json()["seen"], json!(["Bearer the-engines-own", null]));
+    assert_eq!(
+        answer.json()["seen"],
+        json!(["Bearer the-engines-own", null])
+    );
 }
 
 #[test]
@@ -99,9 +115,15 @@ fn in_permissive_mode_others_are_served_with_their_own_credentials() {
     let gateway = Gateway::start(&[("e", &engine)], &keys("permissive"));
     let seen = |headers: &str| ask(&gateway, headers).json()["seen"].clone();
     assert_eq!(seen(""), json!([null, null]));
-    assert_eq!(seen(&bearer("the-engines-own-key")), json!(["Bearer the-engines-own-key", null]));
+    assert_eq!(
+        seen(&bearer("the-engines-own-key")),
+        json!(["Bearer the-engines-own-key", null])
+    );
     assert_eq!(seen(&bearer("key-of-a-number-1")), json!([null, null]));
-    assert_eq!(code(&ask(&gateway, &bearer("key-that-is-over-"))), (401, "expired_api_key".into()));
+    assert_eq!(
+        code(&ask(&gateway, &bearer("key-that-is-over-"))),
+        (401, "expired_api_key".into())
+    );
 }
 
 #[test]
@@ -112,22 +134,38 @@ fn a_key_sees_and_asks_for_its_own_models_by_either_name() {
     let gateway = Gateway::with(&backends, &overrides);
     let models = |key: &str| -> Vec<String> {
         let mut client = Client::connect(&gateway);
-        client.send(format!("GET /v1/models HTTP/1.1\r\nhost: x\r\n{}\r\n", bearer(key)));
+        client.send(format!(
+            "GET /v1/models HTTP/1.1\r\nhost: x\r\n{}\r\n",
+            bearer(key)
+        ));
         let list = client.answer().json();
         let cards = list["data"].as_array().unwrap().iter();
-        cards.map(|card| card["id"].as_str().unwrap().to_owned()).collect()
+        cards
+            .map(|card| card["id"].as_str().unwrap().to_owned())
+            .collect()
     };
     assert_eq!(models("key-of-b-number-1"), ["m", "nick"]);
-    assert_eq!(models("key-of-a-number-1"), ["elsewhere", "m", "nick", "other", "third"]);
+    assert_eq!(
+        models("key-of-a-number-1"),
+        ["elsewhere", "m", "nick", "other", "third"]
+    );
     assert_eq!(models("key-of-the-admins").len(), 5);
     let asked = |model: &str| {
         let body = format!(r#"{{"model":"{model}",{}}}"#, user("hi"));
         let headers = bearer("key-of-b-number-1");
-        Client::connect(&gateway).post("/v1/chat/completions", &headers, body).status
+        Client::connect(&gateway)
+            .post("/v1/chat/completions", &headers, body)
+            .status
     };
     assert_eq!((asked("m"), asked("nick")), (200, 200));
-    assert_eq!((asked("other"), asked("elsewhere"), asked("unknown")), (403, 403, 403));
-    assert_eq!(crate::support::client::get(&gateway, "/v1/models").status, 401);
+    assert_eq!(
+        (asked("other"), asked("elsewhere"), asked("unknown")),
+        (403, 403, 403)
+    );
+    assert_eq!(
+        crate::support::client::get(&gateway, "/v1/models").status,
+        401
+    );
 }
 
 #[test]
@@ -145,7 +183,9 @@ response_cache: { enabled: true, backend: memory }
     let body = chat(&format!("\"temperature\":0,{}", user("hi")));
     let cached = |key: &str| {
         let answer = Client::connect(&gateway).post("/v1/chat/completions", &bearer(key), &body);
-        crate::support::wait_until("it is kept", crate::support::DEADLINE, || gateway.inner.flights() == 0);
+        crate::support::wait_until("it is kept", crate::support::DEADLINE, || {
+            gateway.inner.flights() == 0
+        });
         answer.header("x-cache").unwrap().to_owned()
     };
     assert_eq!(cached("key-of-a-number-1"), "MISS");
@@ -162,10 +202,16 @@ fn a_key_for_administrators_opens_admin_where_a_token_is_asked_for() {
     let gateway = Gateway::start(&[("e", &engine)], &overrides);
     let status = |key: &str| {
         let mut client = Client::connect(&gateway);
-        client.send(format!("GET /admin/kv-index HTTP/1.1\r\nhost: x\r\n{}\r\n", bearer(key)));
+        client.send(format!(
+            "GET /admin/kv-index HTTP/1.1\r\nhost: x\r\n{}\r\n",
+            bearer(key)
+        ));
         client.answer().status
     };
-    assert_eq!((status("the-token-of-admin"), status("key-of-the-admins")), (200, 200));
+    assert_eq!(
+        (status("the-token-of-admin"), status("key-of-the-admins")),
+        (200, 200)
+    );
     assert_eq!((status("key-of-a-number-1"), status("nothing")), (401, 401));
 }
 
@@ -179,6 +225,10 @@ fn keys_are_also_read_from_a_file_that_has_only_their_digests() {
     let overrides = format!("api_keys: {{ file: '{}' }}\n", path.display());
     let gateway = Gateway::start(&[("e", &engine)], &overrides);
     assert_eq!(ask(&gateway, &bearer("abc")).status, 200);
-    assert_eq!(ask(&gateway, &bearer(digest)).status, 401, "a digest is no key");
+    assert_eq!(
+        ask(&gateway, &bearer(digest)).status,
+        401,
+        "a digest is no key"
+    );
     std::fs::remove_file(path).unwrap();
 }
