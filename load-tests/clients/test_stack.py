@@ -70,7 +70,7 @@ def test_every_service_restarts_and_has_a_health_check():
 
 def test_the_router_waits_for_the_health_of_what_it_needs():
     waits = SERVICES["router"]["depends_on"]
-    assert sorted(waits) == sorted([*ENGINES, "redis-cluster", "s3"])
+    assert sorted(waits) == sorted([*ENGINES, "kv-store", "redis-cluster", "s3"])
     assert {wait["condition"] for wait in waits.values()} == {"service_healthy"}
 
 
