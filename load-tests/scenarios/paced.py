@@ -221,8 +221,7 @@ async def play_all(port: int, shots: Sequence[Shot], acts: Sequence[Act]) -> lis
         await asyncio.to_thread(act.do)
 
     happening = asyncio.gather(*(happen(act) for act in acts))
-    takes = await asyncio.gather(*(later(shot) for shot in shots))
-    await happening
+    takes, _ = await asyncio.gather(asyncio.gather(*(later(shot) for shot in shots)), happening)
     return takes
 
 

@@ -63,8 +63,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small: each part takes less than a minute")
     parser.add_argument(
         "--time-scale", type=float, metavar="FACTOR",
-        help=f"multiplies the engines' times: {LOAD_SCALE} by default, {THRESHOLD_SCALE} for --threshold, {QUICK_SCALE} with --quick."
-        " Less is faster, up to where the machine is what is measured",
+        help=f"multiplies the engines' times: {LOAD_SCALE} by default, {THRESHOLD_SCALE} for --threshold, {QUICK_SCALE} with"
+        " --quick. Less is faster, up to where the machine is what is measured",
     )  # fmt: skip
     parser.add_argument(
         "--modes", nargs="+", choices=list(MODES), help="how the workers are used: both for --load, split for --faults by default"
@@ -74,17 +74,25 @@ def arguments() -> argparse.Namespace:
         help=f"these faults only: {', '.join(split_faults.FAULTS)}",
     )  # fmt: skip
     parser.add_argument(
-        "--prompt-tokens", type=span, default=LongPrompts.prompt_tokens, metavar="FROM-TO", help="of --load and --faults; 4000-8000"
-    )
-    parser.add_argument("--output-tokens", type=span, default=LongPrompts.output_tokens, metavar="FROM-TO", help="100-200")
-    parser.add_argument("--again", type=float, default=LongPrompts.again, help="share of requests that repeat an earlier prompt; 0.1")
+        "--prompt-tokens", type=span, default=LongPrompts.prompt_tokens, metavar="FROM-TO",
+        help="lengths of prompts in --load and --faults, 4000-8000 by default",
+    )  # fmt: skip
+    parser.add_argument(
+        "--output-tokens", type=span, default=LongPrompts.output_tokens, metavar="FROM-TO",
+        help="and of their answers, 100-200 by default",
+    )  # fmt: skip
+    parser.add_argument(
+        "--again", type=float, default=LongPrompts.again, metavar="SHARE",
+        help=f"share of those requests that repeat an earlier prompt, {LongPrompts.again} by default",
+    )  # fmt: skip
     parser.add_argument(
         "--shares", type=float, nargs="+", help=f"loads, as shares of the capacity; {split_load.FULL.shares} by default"
     )
     parser.add_argument("--seconds", type=float, help=f"how long each load lasts; {split_load.FULL.duration_s:g} by default")
     parser.add_argument(
-        "--min-prefill-tokens", type=int, metavar="TOKENS", help="the setting, for --load and --faults; the router's default if left out"
-    )
+        "--min-prefill-tokens", type=int, metavar="TOKENS",
+        help="the router's setting in --load and --faults; its default if left out",
+    )  # fmt: skip
     parser.add_argument("--seed", default="1", help="the same seed sends the same requests at the same times")
     parser.add_argument("--json", type=Path, help="writes the raw numbers to this file")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leaves settings and logs of all programs there")

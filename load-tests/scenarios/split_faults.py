@@ -21,8 +21,8 @@ SHARE = 0.7
 
 HEADER = """\
 * requests/s: {share:.0%} of the prompts that the survivors can compute, counted by the workers named.
-* error before the first byte: no token came. It must not happen. The next two end a stream that has begun, and say so: an error event,
-  or a connection that breaks off. The last does not say so, and must not happen either.
+* error before the first byte: no token came. It must not happen. The next two end a stream that has begun, and say so: an error
+  event, or a connection that breaks off. The last does not say so, and must not happen either.
 * before, during, after: requests by when they were due. It breaks after {before:g} s and is mended {during:g} s later; {after:g} s
   follow. TTFT counts from when a request was due, as far as a token came."""
 
@@ -61,10 +61,8 @@ FAULTS = {
         Fault("decode-killed", "one of three decode workers gets SIGKILL and is started anew", 2, *killed("decode-worker-1")),
         Fault("store-slow", f"every call to the storage takes {SLOW_MS} ms longer", 1, *disturbed({"slow_ms": SLOW_MS})),
         Fault("store-refuses", "the storage answers 503", 1, *disturbed({"refuse": 503})),
-        Fault("store-hangs", "the storage never answers; engines give it up before the router does", 1, *disturbed({"hang": True})),
-        Fault(
-            "store-hangs-long", "the same, and the router gives up before the engines do", 1, *disturbed({"hang": True}), PATIENT
-        ),
+        Fault("store-hangs", "the storage never answers; engines give up before the router does", 1, *disturbed({"hang": True})),
+        Fault("store-hangs-long", "the same; the router gives up before engines do", 1, *disturbed({"hang": True}), PATIENT),
         Fault("store-gone", "the storage gets SIGKILL and is started anew, empty", 1, *killed("store")),
     )
 }

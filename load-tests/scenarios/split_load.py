@@ -27,10 +27,10 @@ HEADS = [
 
 HEADER = """\
 * capacity: whole answers per second with {lanes} requests at a time, after the first {warm:g} of {seconds:g} s.
-* requests/s: what is sent, at random times that know nothing of the fleet. Each mode gets what is a share of the smaller capacity; the
-  mode with the larger one also gets shares of its own.
-* TTFT counts from when a request was due; ITL is the gap between two tokens of an answer, over all of them; longest gap: of each answer,
-  the median answer's. Figures leave out the first {warm_up:g} of {duration:g} s, errors do not.
+* requests/s: what is sent, at random times that know nothing of the fleet. Each mode gets the same shares of the smaller capacity;
+  the mode with the larger one also gets shares of its own.
+* TTFT counts from when a request was due; ITL is the gap between two tokens of an answer, over all of them; longest gap: of each
+  answer, the median answer's. Figures leave out the first {warm_up:g} of {duration:g} s, errors do not.
 * errors: answers that were not whole, for whatever reason.
 * machine: share of its processors at work; driver: how late its timer was, 99th percentile. Neither may be what is measured."""
 
@@ -49,7 +49,7 @@ class LoadSize:
     capacity_warm_s: float
 
 
-FULL = LoadSize((0.3, 0.5, 0.7, 0.85), (0.5, 0.7, 0.85), 90, 10, 60, 45, 15)
+FULL = LoadSize((0.3, 0.5, 0.7, 0.85), (0.5, 0.7, 0.85), 90, 10, 90, 60, 20)
 QUICK = LoadSize((0.3, 0.7), (), 7, 1, 36, 8, 3)
 
 

@@ -38,9 +38,10 @@ PAUSE_S = 0.4
 VISIBLE = 2.0
 
 HEADER = """\
-* TTFT: median of {reps} prompts, one after the other, none seen before, on a quiet fleet, and with {streams} other answers being generated.
-* stall: the longest gap that other answers of the same decode worker saw while the prompt was served: the median of the {reps} (the
-  longest of all). The line `none` is the same without any prompt, over windows of {pause:g} s.
+* TTFT: median of {reps} prompts, one after the other, none seen before, on a quiet fleet, and with {streams} other answers being
+  generated.
+* stall: the longest gap that other answers of the same decode worker saw while the prompt was served: the median of the {reps}
+  (the longest of all). The line `none` is the same without any prompt, over windows of {pause:g} s.
 * path: which paths the router took, over both."""
 
 
@@ -200,7 +201,8 @@ def threshold_table(sides: dict[str, Side]) -> str:
         row = [f"{prompt_tokens:,}"]
         for side in sides.values():
             cell = side.cells[prompt_tokens]
-            row += [middle(cell.idle_ttfts_s), middle(cell.busy_ttfts_s), milliseconds(cell.stalls_s), ", ".join(sorted(cell.paths))]
+            row += [middle(cell.idle_ttfts_s), middle(cell.busy_ttfts_s), milliseconds(cell.stalls_s)]
+            row.append(", ".join(sorted(cell.paths)))
         rows.append(row)
     usual = "; ".join(
         f"{name} p50 {side.usual_gap_s * 1000:.1f} ms, p99 {percentile(side.quiet_gaps_s, 0.99) * 1000:.1f} ms"

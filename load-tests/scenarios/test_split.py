@@ -1,4 +1,4 @@
-"""The arithmetic of split.py, and what it makes of answers' endings. Starts no process; the answers come from a server in the test.
+"""The arithmetic of split.py, and what it makes of how answers end. Starts no process; answers come from a server in the test.
 
     python3 -m pytest load-tests/scenarios
 """
