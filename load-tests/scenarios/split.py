@@ -32,6 +32,7 @@ import split_threshold
 from fleet import FleetError
 from long_prompts import LongPrompts
 from split_fleet import (
+    CHUNKED,
     ENGINE,
     ITL_MS,
     PREFILL_MS_PER_TOKEN,
@@ -44,7 +45,7 @@ from split_fleet import (
 )
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-MODES = {"unified": UNIFIED, "split": SPLIT}
+MODES = {"unified": UNIFIED, "chunked": CHUNKED, "split": SPLIT}
 QUICK_FAULTS = ["prefill-killed", "decode-killed", "store-slow", "store-hangs", "store-gone"]
 # Simulated times against real ones. One core carries the engines of the load at 0.5, and timers are exact enough for
 # gaps between tokens; a threshold is about single gaps, so they are not shortened.
@@ -67,8 +68,10 @@ def arguments() -> argparse.Namespace:
         " --quick. Less is faster, up to where the machine is what is measured",
     )  # fmt: skip
     parser.add_argument(
-        "--modes", nargs="+", choices=list(MODES), help="how the workers are used: both for --load, split for --faults by default"
-    )
+        "--modes", nargs="+", choices=list(MODES),
+        help="how the workers are used, unified and split for --load and split for --faults by default; with chunked, unified"
+        f" engines compute long prompts by {CHUNKED.batched_tokens} tokens at a time",
+    )  # fmt: skip
     parser.add_argument(
         "--only", nargs="+", choices=list(split_faults.FAULTS), metavar="FAULT",
         help=f"these faults only: {', '.join(split_faults.FAULTS)}",
@@ -155,7 +158,7 @@ def describe() -> str:
     workers = ", ".join(f"{worker.name} (weight {worker.weight})" for worker in WORKERS)
     return (
         f"Engines: {workers}; each a {ENGINE[0]} on four GPUs with {PREFILL_MS_PER_TOKEN:g} ms per prompt token and {ITL_MS:g} ms"
-        f" between tokens, times the time scale. Storage: {STORE_BYTES_PER_S / 1e9:g} GB/s for all engines together,"
+        f" between tokens, times the time scale, and {SPLIT.batched_tokens} tokens for a step. Storage: {STORE_BYTES_PER_S / 1e9:g} GB/s for all engines together,"
         f" {STORE_LATENCY_MS:g} ms for each transfer. All times in tables are real ones."
     )
 

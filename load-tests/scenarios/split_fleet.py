@@ -66,9 +66,13 @@ class Mode:
     split: bool
     # None leaves the router its default.
     min_prefill_tokens: int | None = None
+    # Tokens that a step of an engine may compute: what a long prompt is cut into.
+    batched_tokens: int = 8192
 
 
 UNIFIED = Mode("unified only", split=False)
+# Other answers wait for a shorter time, and more often.
+CHUNKED = Mode("unified only, small chunks", split=False, batched_tokens=512)
 SPLIT = Mode("split", split=True)
 
 
@@ -137,7 +141,8 @@ def engine_command(worker: Worker, mode: Mode, site: Site, patience: Patience, s
     }
     return [
         "engine-sim", "serve", *ENGINE, "--host", "127.0.0.1", "--port", str(site.engines[worker.name]),
-        "--enable-prompt-tokens-details", "--sim-time-scale", str(scale), "--sim-kv-store", site.store_url,
+        "--enable-prompt-tokens-details", "--max-num-batched-tokens", str(mode.batched_tokens),
+        "--sim-time-scale", str(scale), "--sim-kv-store", site.store_url,
         "--sim-kv-load-timeout", str(patience.load_s), "--kv-transfer-config", json.dumps(transfer),
     ]  # fmt: skip
 

@@ -8,7 +8,7 @@ from fleet import Launcher
 from long_prompts import LongPrompts
 from paced import play, poisson, saturate
 from report import percentile
-from split_fleet import Mode, split_fleet
+from split_fleet import ITL_MS, Mode, split_fleet
 from split_report import (
     PATHS,
     Figures,
@@ -22,15 +22,19 @@ from split_report import (
 
 HEADS = [
     "mode", "requests/s", "of own capacity", "requests", "errors", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "longest gap",
-    "tokens/s", "served/s", *PATHS, "machine", "driver",
+    "smooth", "tokens/s", "served/s", *PATHS, "machine", "driver",
 ]  # fmt: skip
+
+# An answer is smooth if none of its gaps is longer than so many usual ones: a reader would notice.
+SMOOTH_GAPS = 5
 
 HEADER = """\
 * capacity: whole answers per second with {lanes} requests at a time, after the first {warm:g} of {seconds:g} s.
-* requests/s: what is sent, at random times that know nothing of the fleet. Each mode gets the same shares of the smaller capacity;
-  the mode with the larger one also gets shares of its own.
+* requests/s: what is sent, at random times that know nothing of the fleet. Each mode gets the same shares of the smallest
+  capacity; those with a larger one also get shares of their own.
 * TTFT counts from when a request was due; ITL is the gap between two tokens of an answer, over all of them; longest gap: of each
-  answer, the median answer's. Figures leave out the first {warm_up:g} of {duration:g} s, errors do not.
+  answer, the median answer's; smooth: share of answers without a gap above {smooth_ms:g} ms. Figures leave out the first
+  {warm_up:g} of {duration:g} s, errors do not.
 * errors: answers that were not whole, for whatever reason.
 * machine: share of its processors at work; driver: how late its timer was, 99th percentile. Neither may be what is measured."""
 
@@ -40,7 +44,7 @@ class LoadSize:
     """How much and how long."""
 
     shares: tuple[float, ...]
-    # Of its own capacity, for the mode with the larger one.
+    # Of its own capacity, for a mode whose capacity is not the smallest.
     own_shares: tuple[float, ...]
     duration_s: float
     warm_up_s: float
@@ -91,7 +95,7 @@ def measure(
         mode=mode.name,
         rate_per_s=rate,
         of_capacity=rate / own,
-        found=figures(due_between(played.takes, size.warm_up_s, size.duration_s)),
+        found=figures(due_between(played.takes, size.warm_up_s, size.duration_s), smooth_gap_s(scale)),
         errors=everything.errors,
         refused=everything.refused,
         tokens_per_s=tokens_between(played.takes, size.warm_up_s, size.duration_s) / window_s,
@@ -102,13 +106,17 @@ def measure(
     )
 
 
+def smooth_gap_s(scale: float) -> float:
+    return SMOOTH_GAPS * ITL_MS / 1000 * scale
+
+
 def plan(capacities: dict[str, float], size: LoadSize) -> dict[str, list[float]]:
     """The rates of each mode."""
-    least, most = min(capacities.values()), max(capacities.values())
+    least = min(capacities.values())
     rates = {name: [share * least for share in size.shares] for name in capacities}
     for name, own in capacities.items():
-        if own == most > least:
-            rates[name] += [share * own for share in size.own_shares if share * own > max(rates[name])]
+        if own > least:
+            rates[name] += [share * own for share in size.own_shares if share * own > size.shares[-1] * least]
     return rates
 
 
@@ -118,8 +126,9 @@ def run_load(
     print(f"\n## Load\n\n{prompts.describe()}; time scale {scale:g}.\n")
     print(
         HEADER.format(
-            lanes=size.lanes, warm=size.capacity_warm_s, seconds=size.capacity_s, warm_up=size.warm_up_s, duration=size.duration_s
-        )
+            lanes=size.lanes, warm=size.capacity_warm_s, seconds=size.capacity_s, warm_up=size.warm_up_s,
+            duration=size.duration_s, smooth_ms=smooth_gap_s(scale) * 1000,
+        )  # fmt: skip
     )
     capacities = {mode.name: capacity(launcher, mode, prompts, size, scale, seed) for mode in modes}
     print("\n" + "\n".join(f"Capacity, {name}: {own:.2f} requests/s." for name, own in capacities.items()), flush=True)
@@ -141,7 +150,7 @@ def cells(row: LoadRow) -> list[str]:
     return [
         row.mode, f"{row.rate_per_s:.2f}", f"{row.of_capacity:.0%}", str(found.requests), str(row.errors),
         f"{found.ttft_p50_ms:.0f} ms", f"{found.ttft_p99_ms:.0f} ms", f"{found.itl_p50_ms:.1f} ms", f"{found.itl_p99_ms:.1f} ms",
-        f"{found.longest_gap_ms:.0f} ms", f"{row.tokens_per_s:.0f}", f"{row.served_per_s:.2f}", *path_cells(found),
+        f"{found.longest_gap_ms:.0f} ms", f"{found.smooth:.0%}", f"{row.tokens_per_s:.0f}", f"{row.served_per_s:.2f}", *path_cells(found),
         f"{row.busy:.0%}", f"{row.lag_p99_ms:.1f} ms",
     ]  # fmt: skip
 

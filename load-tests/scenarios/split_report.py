@@ -22,6 +22,8 @@ class Figures:
     itl_p99_ms: float
     # The longest gap of each answer: the median answer's.
     longest_gap_ms: float
+    # Share of answers without a gap beyond a limit.
+    smooth: float
     paths: dict[str, float]
     endings: dict[str, int]
     first_errors: list[str]
@@ -40,7 +42,7 @@ class Figures:
         return self.requests - self.endings.get(Ending.WHOLE.name, 0)
 
 
-def figures(takes: Sequence[Take]) -> Figures:
+def figures(takes: Sequence[Take], smooth_gap_s: float = 0.0) -> Figures:
     begun = [take for take in takes if take.arrivals_s]
     ttfts = sorted(take.ttft_s for take in begun)
     gaps = sorted(gap for take in begun for gap in take.gaps_s)
@@ -53,6 +55,7 @@ def figures(takes: Sequence[Take]) -> Figures:
         itl_p50_ms=percentile(gaps, 0.50) * 1000,
         itl_p99_ms=percentile(gaps, 0.99) * 1000,
         longest_gap_ms=percentile(longest, 0.50) * 1000,
+        smooth=sum(gap <= smooth_gap_s for gap in longest) / len(longest) if longest else 0.0,
         paths={path: count / len(begun) for path, count in paths.items()},
         endings=dict(Counter(take.ending.name for take in takes)),
         first_errors=[f"{take.ending.value}: {take.detail}" for take in takes if take.ending is not Ending.WHOLE][:3],

@@ -237,7 +237,8 @@ class TestFigures:
     ]
 
     def test_times_are_of_those_that_got_a_token_and_endings_of_all(self):
-        found = figures(self.TAKES)
+        found = figures(self.TAKES, smooth_gap_s=0.15)
+        assert found.smooth == 0.5, "the first answer has a gap of 0.2 s"
         assert (found.requests, found.errors, found.refused, found.dishonest) == (3, 2, 1, 0)
         assert found.ttft_p50_ms == pytest.approx(300) and found.itl_p99_ms == pytest.approx(200)
         assert found.paths == {"fast_decode": 0.5, "prefill_then_decode": 0.5}
@@ -261,7 +262,7 @@ class TestFigures:
 class TestLoad:
     SIZE = split_load.LoadSize((0.5, 1.0), (0.5, 0.9), 1, 0, 1, 1, 0)
 
-    def test_both_modes_get_shares_of_the_smaller_capacity_and_the_larger_its_own(self):
+    def test_all_modes_get_shares_of_the_smallest_capacity_and_the_others_their_own(self):
         rates = plan({"unified only": 10.0, "split": 4.0}, self.SIZE)
         assert rates == {"unified only": [2.0, 4.0, 5.0, 9.0], "split": [2.0, 4.0]}
 
