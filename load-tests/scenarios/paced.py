@@ -150,15 +150,17 @@ def poisson(rate_per_s: float, duration_s: float, chance: random.Random) -> list
     return due
 
 
-async def ask(port: int, shot: Shot, clock: Callable[[], float], take: Take | None = None) -> Take:
+async def ask(
+    port: int, shot: Shot, clock: Callable[[], float], take: Take | None = None, within_s: float = ANSWER_WITHIN_S
+) -> Take:
     """One request, at once. A given take is filled as the answer comes."""
     take = take or Take(shot.due_s)
     take.prompt_tokens = shot.prompt_tokens
     reading, clean, late = Reading(), False, False
     try:
-        clean = await asyncio.wait_for(converse(port, shot, clock, take, reading), ANSWER_WITHIN_S)
+        clean = await asyncio.wait_for(converse(port, shot, clock, take, reading), within_s)
     except asyncio.TimeoutError:
-        late, take.detail = True, f"not whole within {ANSWER_WITHIN_S} s"
+        late, take.detail = True, f"not whole within {within_s} s"
     except (OSError, EOFError, ValueError, KeyError, asyncio.LimitOverrunError) as error:
         take.detail = repr(error)
     take.ended_s = clock()

@@ -158,8 +158,9 @@ def describe() -> str:
     workers = ", ".join(f"{worker.name} (weight {worker.weight})" for worker in WORKERS)
     return (
         f"Engines: {workers}; each a {ENGINE[0]} on four GPUs with {PREFILL_MS_PER_TOKEN:g} ms per prompt token and {ITL_MS:g} ms"
-        f" between tokens, times the time scale, and {SPLIT.batched_tokens} tokens for a step. Storage: {STORE_BYTES_PER_S / 1e9:g} GB/s for all engines together,"
-        f" {STORE_LATENCY_MS:g} ms for each transfer. All times in tables are real ones."
+        f" between tokens, times the time scale, and {SPLIT.batched_tokens:,} tokens for a step. Storage:"
+        f" {STORE_BYTES_PER_S / 1e9:g} GB/s for all engines together, {STORE_LATENCY_MS:g} ms for each transfer. All times in"
+        " tables are real ones."
     )
 
 

@@ -13,7 +13,7 @@ from fleet import Launcher
 from long_prompts import LongPrompts
 from paced import Act, play, poisson
 from report import percentile
-from split_fleet import PREFILL_MS_PER_TOKEN, Mode, Patience, SplitFleet, split_fleet
+from split_fleet import PREFILL_MS_PER_TOKEN, WORKERS, Mode, Patience, SplitFleet, split_fleet
 from split_report import PATHS, Figures, due_between, ending_cells, figures, path_cells, table
 
 # Of what the survivors can compute.
@@ -23,8 +23,8 @@ HEADER = """\
 * requests/s: {share:.0%} of the prompts that the survivors can compute, counted by the workers named.
 * error before the first byte: no token came. It must not happen. The next two end a stream that has begun, and say so: an error
   event, or a connection that breaks off. The last does not say so, and must not happen either.
-* before, during, after: requests by when they were due. It breaks after {before:g} s and is mended {during:g} s later; {after:g} s
-  follow. TTFT counts from when a request was due, as far as a token came."""
+* before, during, after: requests by when they were due. It breaks after {before:g} s and is mended {during:g} s later;
+  {after:g} s follow. TTFT counts from when a request was due, as far as a token came."""
 
 
 @dataclass(frozen=True)
@@ -40,25 +40,35 @@ class Fault:
     patience: Patience = Patience()
 
 
-def killed(name: str) -> tuple[Callable[[SplitFleet], None], Callable[[SplitFleet], None]]:
-    def mended(fleet: SplitFleet) -> None:
-        fleet.restart(name)
-        fleet.wait(name)
+def killed(*names: str) -> tuple[Callable[[SplitFleet], None], Callable[[SplitFleet], None]]:
+    def broken(fleet: SplitFleet) -> None:
+        for name in names:
+            fleet.kill(name)
 
-    return lambda fleet: fleet.kill(name), mended
+    def mended(fleet: SplitFleet) -> None:
+        for name in names:
+            fleet.restart(name)
+        for name in names:
+            fleet.wait(name)
+
+    return broken, mended
 
 
 def disturbed(fault: dict) -> tuple[Callable[[SplitFleet], None], Callable[[SplitFleet], None]]:
     return lambda fleet: fleet.disturb(fault), lambda fleet: fleet.disturb({})
 
 
+PREFILL = [worker.name for worker in WORKERS if worker.role == "prefill"]
+DECODE = [worker.name for worker in WORKERS if worker.role == "decode"]
 SLOW_MS = 1000
 PATIENT = replace(Patience(), kv_transfer_s=5.0, load_s=15.0)
 FAULTS = {
     fault.name: fault
     for fault in (
-        Fault("prefill-killed", "one of two prefill workers gets SIGKILL and is started anew", 1, *killed("prefill-worker-1")),
-        Fault("decode-killed", "one of three decode workers gets SIGKILL and is started anew", 2, *killed("decode-worker-1")),
+        Fault("prefill-killed", "one of two prefill workers gets SIGKILL and is started anew", 1, *killed(PREFILL[0])),
+        Fault("decode-killed", "one of three decode workers gets SIGKILL and is started anew", 2, *killed(DECODE[0])),
+        Fault("all-prefill-killed", "both prefill workers get SIGKILL and are started anew", 1, *killed(*PREFILL)),
+        Fault("all-decode-killed", "all three decode workers get SIGKILL and are started anew", 1, *killed(*DECODE)),
         Fault("store-slow", f"every call to the storage takes {SLOW_MS} ms longer", 1, *disturbed({"slow_ms": SLOW_MS})),
         Fault("store-refuses", "the storage answers 503", 1, *disturbed({"refuse": 503})),
         Fault("store-hangs", "the storage never answers; engines give up before the router does", 1, *disturbed({"hang": True})),

@@ -150,8 +150,8 @@ def cells(row: LoadRow) -> list[str]:
     return [
         row.mode, f"{row.rate_per_s:.2f}", f"{row.of_capacity:.0%}", str(found.requests), str(row.errors),
         f"{found.ttft_p50_ms:.0f} ms", f"{found.ttft_p99_ms:.0f} ms", f"{found.itl_p50_ms:.1f} ms", f"{found.itl_p99_ms:.1f} ms",
-        f"{found.longest_gap_ms:.0f} ms", f"{found.smooth:.0%}", f"{row.tokens_per_s:.0f}", f"{row.served_per_s:.2f}", *path_cells(found),
-        f"{row.busy:.0%}", f"{row.lag_p99_ms:.1f} ms",
+        f"{found.longest_gap_ms:.0f} ms", f"{found.smooth:.0%}", f"{row.tokens_per_s:.0f}", f"{row.served_per_s:.2f}",
+        *path_cells(found), f"{row.busy:.0%}", f"{row.lag_p99_ms:.1f} ms",
     ]  # fmt: skip
 
 

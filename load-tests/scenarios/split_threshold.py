@@ -29,6 +29,7 @@ PROBE_ANSWER_TOKENS = 4
 STREAM_PROMPT_TOKENS = 32
 # More than they generate until the last probe is through; then they are cut off.
 STREAM_ANSWER_TOKENS = 40_000
+STREAM_WITHIN_S = 900
 # A stream has begun when it has so many.
 STREAM_BEGUN_TOKENS = 5
 STREAMS_BEGIN_WITHIN_S = 30
@@ -110,7 +111,8 @@ async def busy(port: int, size: ThresholdSize, side: Side, chance: random.Random
     clock, streams = Stopwatch(), [Take(0.0) for _ in range(size.streams)]
 
     async def stream(take: Take) -> None:
-        await ask(port, shot(random_tokens(chance, STREAM_PROMPT_TOKENS), STREAM_ANSWER_TOKENS), clock, take)
+        other = shot(random_tokens(chance, STREAM_PROMPT_TOKENS), STREAM_ANSWER_TOKENS)
+        await ask(port, other, clock, take, STREAM_WITHIN_S)
 
     running = [asyncio.create_task(stream(take)) for take in streams]
     await begun(streams, clock)

@@ -10,7 +10,6 @@ from itertools import islice
 
 import pytest
 
-import paced
 import split_faults
 import split_load
 import split_threshold
@@ -115,7 +114,7 @@ class TestEnding:
         assert self.of(TOKEN, TOKEN, TOKEN, usage(3), DONE) is Ending.SHORT, "one came twice"
 
 
-def answered(*writes: bytes, hold_s: float = 0.0) -> Take:
+def answered(*writes: bytes, hold_s: float = 0.0, within_s: float = 5.0) -> Take:
     """What a client makes of a server that answers so, holds the connection for a while, and closes it."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -129,7 +128,7 @@ def answered(*writes: bytes, hold_s: float = 0.0) -> Take:
     async def run() -> Take:
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            return await ask(port, Shot(0.0, b"{}", 20, 2), Stopwatch())
+            return await ask(port, Shot(0.0, b"{}", 20, 2), Stopwatch(), within_s=within_s)
 
     return asyncio.run(run())
 
@@ -168,9 +167,8 @@ class TestAsking:
         take = asyncio.run(ask(1, Shot(0.0, b"{}", 20, 2), Stopwatch()))
         assert take.ending is Ending.REFUSED and take.detail
 
-    def test_silence_is_given_up_on(self, monkeypatch):
-        monkeypatch.setattr(paced, "ANSWER_WITHIN_S", 0.1)
-        assert answered(HEAD, chunk(TOKEN), hold_s=0.3).ending is Ending.SILENT
+    def test_silence_is_given_up_on(self):
+        assert answered(HEAD, chunk(TOKEN), hold_s=0.3, within_s=0.1).ending is Ending.SILENT
 
     def test_the_machine_is_watched(self):
         assert busy_share([10, 0, 10, 80, 0, 0, 0, 0], [20, 0, 20, 110, 10, 0, 0, 0]) == pytest.approx(1 / 3)
