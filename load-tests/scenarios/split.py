@@ -96,6 +96,10 @@ def arguments() -> argparse.Namespace:
         "--min-prefill-tokens", type=int, metavar="TOKENS",
         help="the router's setting in --load and --faults; its default if left out",
     )  # fmt: skip
+    parser.add_argument(
+        "--batched-tokens", type=int, default=SPLIT.batched_tokens, metavar="TOKENS",
+        help=f"what a step of an engine may compute, {SPLIT.batched_tokens} by default (vLLM's max_num_batched_tokens)",
+    )  # fmt: skip
     parser.add_argument("--seed", default="1", help="the same seed sends the same requests at the same times")
     parser.add_argument("--json", type=Path, help="writes the raw numbers to this file")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leaves settings and logs of all programs there")
@@ -119,7 +123,7 @@ def run(args: argparse.Namespace, work: Path) -> int:
     launcher = split_launcher(args.bin.resolve(), work)
     prompts = LongPrompts(args.prompt_tokens, args.output_tokens, args.again)
     scale = args.time_scale or (QUICK_SCALE if args.quick else LOAD_SCALE)
-    print(f"`{shlex.join(['python3', *sys.argv])}`\n\n{describe()}", flush=True)
+    print(f"`{shlex.join(['python3', *sys.argv])}`\n\n{describe(args.batched_tokens)}", flush=True)
     faults, raw = [], {}
     if args.load:
         rows = split_load.run_load(launcher, modes(args, ["unified", "split"]), prompts, load_size(args), scale, args.seed)
@@ -127,7 +131,8 @@ def run(args: argparse.Namespace, work: Path) -> int:
         raw["load"] = [asdict(row) for row in rows]
     if args.threshold:
         size = split_threshold.QUICK if args.quick else split_threshold.FULL
-        sides = split_threshold.run_threshold(launcher, size, args.time_scale or THRESHOLD_SCALE, args.seed)
+        policies = [replace(mode, batched_tokens=args.batched_tokens) for mode in split_threshold.MODES]
+        sides = split_threshold.run_threshold(launcher, size, args.time_scale or THRESHOLD_SCALE, args.seed, policies)
         faults += split_threshold.threshold_faults(sides)
         raw["threshold"] = {name: asdict(side) for name, side in sides.items()}
     if args.faults:
@@ -145,8 +150,11 @@ def run(args: argparse.Namespace, work: Path) -> int:
 
 
 def modes(args: argparse.Namespace, default: list[str]) -> list:
-    chosen = [MODES[name] for name in args.modes or default]
-    return [replace(mode, min_prefill_tokens=args.min_prefill_tokens) if mode.split else mode for mode in chosen]
+    changes = {
+        "unified": {"batched_tokens": args.batched_tokens},
+        "split": {"batched_tokens": args.batched_tokens, "min_prefill_tokens": args.min_prefill_tokens},
+    }
+    return [replace(MODES[name], **changes.get(name, {})) for name in args.modes or default]
 
 
 def load_size(args: argparse.Namespace) -> split_load.LoadSize:
@@ -154,11 +162,11 @@ def load_size(args: argparse.Namespace) -> split_load.LoadSize:
     return replace(size, shares=tuple(args.shares or size.shares), duration_s=args.seconds or size.duration_s)
 
 
-def describe() -> str:
+def describe(batched_tokens: int) -> str:
     workers = ", ".join(f"{worker.name} (weight {worker.weight})" for worker in WORKERS)
     return (
         f"Engines: {workers}; each a {ENGINE[0]} on four GPUs with {PREFILL_MS_PER_TOKEN:g} ms per prompt token and {ITL_MS:g} ms"
-        f" between tokens, times the time scale, and {SPLIT.batched_tokens:,} tokens for a step. Storage:"
+        f" between tokens, times the time scale, and {batched_tokens:,} tokens for a step. Storage:"
         f" {STORE_BYTES_PER_S / 1e9:g} GB/s for all engines together, {STORE_LATENCY_MS:g} ms for each transfer. All times in"
         " tables are real ones."
     )

@@ -83,7 +83,9 @@ class Side:
         return percentile(self.quiet_gaps_s, 0.5)
 
 
-def run_threshold(launcher: Launcher, size: ThresholdSize, scale: float, seed: str, modes=MODES) -> dict[str, Side]:
+def run_threshold(
+    launcher: Launcher, size: ThresholdSize, scale: float, seed: str, modes: Sequence[Mode] = MODES
+) -> dict[str, Side]:
     print(f"\n## Threshold\n\nTime scale {scale:g}.\n")
     print(HEADER.format(reps=size.reps, streams=size.streams, pause=PAUSE_S), flush=True)
     sides = {}
