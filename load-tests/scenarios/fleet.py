@@ -14,7 +14,7 @@ import urllib.request
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Iterator
+from typing import Callable, Iterator, Sequence
 
 MODEL = "sim-model"
 BLOCK_SIZE = 16
@@ -110,14 +110,26 @@ class Fleet:
         return fetch(f"http://127.0.0.1:{self.port}/metrics")
 
 
+@dataclass(frozen=True)
+class Started:
+    """A program that runs, and what it writes."""
+
+    process: subprocess.Popen
+    log: Path
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        """Returns once it is as wanted."""
+        wait_until(ready, self.process, self.log)
+
+
 class Launcher:
     """Starts the programs of one folder; keeps their settings and logs in a work folder."""
 
-    def __init__(self, programs: Path, work: Path):
+    def __init__(self, programs: Path, work: Path, names: Sequence[str] = ("tidegate", "engine-sim")):
         self.programs = programs
         self.work = work
         self.started = 0
-        for name in ("tidegate", "engine-sim"):
+        for name in names:
             if not (programs / name).is_file():
                 raise FleetError(f"{programs / name} is not there: build it, or name its folder with --bin")
 
@@ -140,16 +152,14 @@ class Launcher:
                 "backends": [{"name": b.name, "url": b.url, "models": [MODEL]} for b in backends],
                 **policy.settings(backends, prefix_bytes),
             }
-            path = self.work / f"router-{self.started}.yaml"
-            path.write_text(json.dumps(settings, indent=1))
-            wait = self._start(stack, ["tidegate", "--config", str(path)])
+            router = self.router(stack, settings)
             fleet = Fleet(port, backends)
-            wait(lambda: all_heard(fleet.metrics(), engines, policy.index and policy.events))
+            router.wait(lambda: all_heard(fleet.metrics(), engines, policy.index and policy.events))
             yield fleet
 
     def _engines(self, stack: ExitStack, names: list[str], blocks: int, timing: Timing) -> list[Backend]:
         backends = [Backend(name, port) for name, port in zip(names, free_ports(len(names)))]
-        waits = []
+        started = []
         for backend in backends:
             command = [
                 "engine-sim", "serve", MODEL, "--host", "127.0.0.1", "--port", str(backend.port),
@@ -157,13 +167,19 @@ class Launcher:
                 "--max-model-len", str(min(MAX_MODEL_LEN, blocks * BLOCK_SIZE)),
                 "--enable-prompt-tokens-details", *timing.flags(),
             ]  # fmt: skip
-            waits.append(self._start(stack, command))
-        for backend, wait in zip(backends, waits):
-            wait(lambda: fetch(f"{backend.url}/health") is not None)
+            started.append(self.start(stack, command))
+        for backend, engine in zip(backends, started):
+            engine.wait(lambda: fetch(f"{backend.url}/health") is not None)
         return backends
 
-    def _start(self, stack: ExitStack, command: list[str]) -> Callable[[Callable[[], bool]], None]:
-        """Starts a program that is stopped with the stack; answers how to wait until it is as wanted."""
+    def router(self, stack: ExitStack, settings: dict) -> Started:
+        """The router with these settings; it may not be ready yet."""
+        path = self.work / f"router-{self.started}.yaml"
+        path.write_text(json.dumps(settings, indent=1))
+        return self.start(stack, ["tidegate", "--config", str(path)])
+
+    def start(self, stack: ExitStack, command: list[str]) -> Started:
+        """Starts a program that is stopped with the stack; it may not be ready yet."""
         self.started += 1
         log = self.work / f"{command[0]}-{self.started}.log"
         with log.open("wb") as output:
@@ -176,7 +192,7 @@ class Launcher:
                 env=own_environment(),
             )
         stack.callback(stop, process)
-        return lambda ready: wait_until(ready, process, log)
+        return Started(process, log)
 
 
 def own_environment() -> dict[str, str]:
