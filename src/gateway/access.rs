@@ -27,9 +27,6 @@ pub fn ring(settings: &ApiKeySettings) -> Result<Option<KeyRing>, String> {
     Ok(Some(KeyRing::new(settings.mode, keys)))
 }
 
-/// What opens the paths that are forwarded.
-pub const INFERENCE: Scope = Scope::Inference;
-
 /// The key that a request brings: as `Authorization: Bearer`, or as `x-api-key`.
 pub fn given(headers: &HeaderMap) -> Option<&[u8]> {
     let header = |name: &str| headers.get(name).map(|value| value.as_bytes());

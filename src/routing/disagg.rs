@@ -60,8 +60,6 @@ pub struct SplitRules {
 /// What is known when the path is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Situation {
-    /// Whether the request may be split at all: one prompt, one choice, a path that generates.
-    pub can_be_split: bool,
     /// Tokens of the prompt that the chosen decode worker would have to compute, counting only copies
     /// that an event or a completed prefill has confirmed; none when no decode worker can serve.
     pub uncached_at_decode: Option<u64>,
@@ -71,18 +69,11 @@ pub struct Situation {
     pub has_unified: bool,
 }
 
-/// The path of a request.
+/// The path of a request that may be split.
 ///
 /// # Errors
 /// The step that nobody can serve.
 pub fn path(rules: &SplitRules, situation: &Situation) -> Result<Path, Step> {
-    if !situation.can_be_split {
-        return if situation.has_unified {
-            Ok(Path::Unified)
-        } else {
-            Err(Step::Unified)
-        };
-    }
     let missing = match (situation.uncached_at_decode, situation.has_prefill) {
         (Some(uncached), _) if uncached < rules.min_prefill_tokens => return Ok(Path::FastDecode),
         (Some(_), true) => return Ok(Path::PrefillThenDecode),
@@ -170,13 +161,8 @@ impl HandOff {
         }
     }
 
-    /// Legs that were sent so far.
-    pub fn legs(&self) -> u32 {
-        self.sent.iter().sum()
-    }
-
     /// The step that is under way.
-    pub fn step(&self) -> Step {
+    fn step(&self) -> Step {
         match self.stage {
             Stage::Choosing | Stage::Prefilling => Step::Prefill,
             Stage::Decoding | Stage::Over => Step::Decode,
@@ -271,7 +257,6 @@ mod tests {
         ..RULES
     };
     const ALL: Situation = Situation {
-        can_be_split: true,
         uncached_at_decode: Some(5000),
         has_prefill: true,
         has_unified: true,
@@ -287,14 +272,9 @@ mod tests {
             uncached_at_decode: Some(256),
             ..ALL
         };
-        let whole = Situation {
-            can_be_split: false,
-            ..ALL
-        };
         assert_eq!(path(&RULES, &ALL), Ok(Path::PrefillThenDecode));
         assert_eq!(path(&RULES, &little), Ok(Path::FastDecode));
         assert_eq!(path(&RULES, &just), Ok(Path::PrefillThenDecode));
-        assert_eq!(path(&STRICT, &whole), Ok(Path::Unified));
         let no_decode = Situation {
             uncached_at_decode: None,
             ..ALL
@@ -351,7 +331,7 @@ mod tests {
             None,
             "the body looks after that"
         );
-        assert_eq!(hand_off.legs(), 6);
+        assert_eq!(hand_off.sent.iter().sum::<u32>(), 6);
     }
 
     #[test]

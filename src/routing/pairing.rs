@@ -126,7 +126,6 @@ pub fn pair(
         false => of.uncached,
     };
     let situation = Situation {
-        can_be_split: true,
         uncached_at_decode: best.map(lacks),
         has_prefill: paired.is_some(),
         has_unified: able_to(Role::Unified).slots().next().is_some(),

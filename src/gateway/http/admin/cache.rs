@@ -12,6 +12,7 @@ use actix_web::web::{Payload, Query};
 use actix_web::{HttpRequest, HttpResponse};
 use actors::response_cache::stats::TierStats;
 use actors::response_cache::{Clear, Outcome, Purged, Scope};
+use routing::access::Scope as AccessScope;
 use routing::cache_key::{folder, short_digest};
 use routing::cache_policy::Why;
 use serde_json::{Map, Value, json};
@@ -156,7 +157,7 @@ pub(super) async fn key(request: &HttpRequest, payload: Payload) -> Result<HttpR
     if let Some(client) = headers.get("x-client-authorization").cloned() {
         headers.insert("authorization".try_into().expect("is a name"), client);
     }
-    let client = access::admit(&worker.gateway, &headers, access::INFERENCE);
+    let client = access::admit(&worker.gateway, &headers, AccessScope::Inference);
     let tenant = access::tenant(client.ok().flatten().as_deref(), &headers);
     let wished = wish(
         &cache.rules,
