@@ -116,6 +116,10 @@ pub async fn serve(
             }
             Err(failed) => failed,
         };
+        if failed.step == Step::Prefill {
+            // whoever was to answer has not been asked, or not been waited for
+            report.backend = report.prefill_backend.take();
+        }
         let event = course.judge(&failed, &request, calls);
         let step = failed.step;
         course.remember(failed, pair);

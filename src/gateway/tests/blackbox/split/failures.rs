@@ -137,6 +137,8 @@ fn what_prefill_refuses_is_refused_in_its_own_words_and_decode_is_not_asked() {
         (answer.status, &answer.json()["error"]["message"]),
         (400, &json!("too long"))
     );
+    assert_eq!(answer.backend(), "p", "decode has said nothing");
+    assert_eq!(answer.header("x-tidegate-prefill-backend"), None);
     assert_eq!(fleet.counts(), [("p", 1)]);
     assert_eq!(gateway.metric("tidegate_split_failures_total", &[]), 0.0);
 }
