@@ -188,8 +188,7 @@ impl Handler<ReservePair> for DisaggCoordinator {
         let now = now();
         let snapshot = self.directory.load();
         let live = snapshot.live(now);
-        let suspended = self.suspensions.suspended(now);
-        self.state.suspended.store(suspended.len() as u64, Relaxed);
+        let suspended = self.suspended(now);
         let asked = PairAsk {
             ask: of.route.ask(),
             tokens: of.tokens,
@@ -247,7 +246,7 @@ impl Handler<Learned> for DisaggCoordinator {
     fn handle(&mut self, of: Learned, _: &mut Self::Context) {
         let now = now();
         self.suspensions.learned(&of, now);
-        self.publish_suspended(now);
+        self.suspended(now);
     }
 }
 
@@ -257,14 +256,16 @@ impl Handler<Release> for DisaggCoordinator {
     fn handle(&mut self, Release(lease): Release, _: &mut Self::Context) {
         self.leases.end(lease);
         self.suspensions.ended(lease);
-        self.publish_suspended(now());
+        self.suspended(now());
     }
 }
 
 impl DisaggCoordinator {
-    fn publish_suspended(&mut self, now: std::time::Instant) {
-        let suspended = self.suspensions.suspended(now).len();
-        self.state.suspended.store(suspended as u64, Relaxed);
+    /// Groups that take no hand-off now; tells how many.
+    fn suspended(&mut self, now: std::time::Instant) -> Vec<HandOffGroup> {
+        let suspended = self.suspensions.suspended(now);
+        self.state.suspended.store(suspended.len() as u64, Relaxed);
+        suspended
     }
 }
 
@@ -282,7 +283,7 @@ impl Handler<ExplainPair> for DisaggCoordinator {
     fn handle(&mut self, ExplainPair(of): ExplainPair, _: &mut Self::Context) -> Self::Result {
         let now = now();
         let snapshot = self.directory.load();
-        let suspended = self.suspensions.suspended(now);
+        let suspended = self.suspended(now);
         let asked = PairAsk {
             ask: of.route.ask(),
             tokens: of.tokens,

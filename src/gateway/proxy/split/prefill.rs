@@ -77,7 +77,7 @@ pub async fn run(leg: PrefillLeg) -> Result<Computed, Setback> {
     let read = tokio::time::timeout_at(until, reading).await;
     let read = read.unwrap_or_else(|_| {
         let silent = Interrupted::Silent(ErrorKind::FirstByteTimeout, limit);
-        Err(Fault::Ended(End::Interrupted(silent)))
+        Err(Fault::Interrupted(silent))
     });
     let name = &*backend.spec.name;
     let judged = read.and_then(|body| judge(body, &*leg.connector));
@@ -103,7 +103,7 @@ pub async fn run(leg: PrefillLeg) -> Result<Computed, Setback> {
 
 /// Why an answer is none.
 enum Fault {
-    Ended(End),
+    Interrupted(Interrupted),
     TooLong,
     NotJson,
     Error(Option<hyper::StatusCode>, Bytes),
@@ -119,14 +119,14 @@ impl Fault {
     ) -> Setback {
         let unusable = |why, what: &str| Setback::unusable(why, ErrorKind::BadBody, name, what);
         match self {
-            Fault::Ended(End::Interrupted(interrupted)) => {
+            Fault::Interrupted(interrupted) => {
                 attempt.end_interrupted(&interrupted, patience);
                 Setback::interrupted(interrupted, Why::Reset, name)
             }
             Fault::Error(code, body) => {
                 Setback::of_success((code, &reply.headers), body, attempt, name)
             }
-            Fault::Ended(_) | Fault::TooLong => {
+            Fault::TooLong => {
                 attempt.end(Outcome::Failure);
                 unusable(Why::Settled, "answered the prefill leg at great length")
             }
@@ -154,17 +154,16 @@ async fn whole(reply: &mut Reply, patience: &Patience) -> Result<Bytes, Fault> {
     match end {
         End::Whole => Ok(bytes),
         End::More => Err(Fault::TooLong),
-        End::Interrupted(_) => Err(Fault::Ended(end)),
+        End::Interrupted(by) => Err(Fault::Interrupted(by)),
     }
 }
 
 /// A stream, of an engine that was sent what the client sent: only whether it begins well matters.
 async fn drain(reply: &mut Reply, patience: &Patience) -> Result<Bytes, Fault> {
-    let interrupted = |by| Fault::Ended(End::Interrupted(by));
     let first = first_event(reply, patience).await;
     let (bytes, end) = match first {
         Ok(first) => first,
-        Err(Some(by)) => return Err(interrupted(by)),
+        Err(Some(by)) => return Err(Fault::Interrupted(by)),
         Err(None) => return Err(Fault::NotJson),
     };
     if let verdict::Said::Error(code) = verdict::of_event(&bytes[..end]) {
@@ -172,7 +171,12 @@ async fn drain(reply: &mut Reply, patience: &Patience) -> Result<Bytes, Fault> {
             data_of(&bytes[..end]).map_or_else(Bytes::new, |data| Bytes::copy_from_slice(&data));
         return Err(Fault::Error(code, json));
     }
-    while patience.first(reply).await.map_err(interrupted)?.is_some() {}
+    while patience
+        .first(reply)
+        .await
+        .map_err(Fault::Interrupted)?
+        .is_some()
+    {}
     Ok(Bytes::from_static(b"{}"))
 }
 
