@@ -2,6 +2,7 @@
 //! answers how much of a prompt each holder has. Runs on a thread of its own.
 
 use crate::support::bounded::Permit;
+use crate::support::mailbox::Queued;
 use crate::support::published::Published;
 use crate::support::watch::Watch;
 use actix::{Actor, ActorContext, AsyncContext, Context, Handler, Message};
@@ -62,6 +63,8 @@ pub struct ApplyEvents {
     pub up_to: Option<u64>,
     /// Bounds these messages; absent in tests only.
     pub permit: Option<Permit>,
+    /// Its place in the mailbox.
+    pub queued: Queued,
 }
 
 /// A hand-off has finished: storage has the blocks of this prompt.
@@ -80,6 +83,8 @@ pub struct HandedOver {
 pub struct FindOverlap {
     /// The prompt's blocks.
     pub chains: Vec<Arc<[BlockHash]>>,
+    /// Its place in the mailbox.
+    pub queued: Queued,
 }
 
 /// A prompt was sent to a holder; until `hold` has passed it counts as held there.
@@ -92,6 +97,8 @@ pub struct Dispatched {
     pub chain: Arc<[BlockHash]>,
     /// In whole seconds, at least 1.
     pub hold: std::time::Duration,
+    /// Its place in the mailbox.
+    pub queued: Queued,
 }
 
 /// Asks for all that an engine has announced up to which frame, for another gateway. None in the

@@ -14,6 +14,7 @@ pub use suspension::{HANDOFF_FAILURES, HANDOFF_RECOVERY};
 use crate::directory::Directory;
 use crate::placement::Placement;
 use crate::router::Route;
+use crate::support::mailbox::Queued;
 use crate::support::published::Published;
 use crate::support::supervise::{Root, RootExited, supervise};
 use crate::support::watch::Watch;
@@ -65,6 +66,8 @@ pub struct ReservePair {
     pub route: Route,
     /// Tokens of its prompt, as well as is known.
     pub tokens: u64,
+    /// Its place in the mailbox.
+    pub queued: Queued,
 }
 
 /// Workers that wait for a request.

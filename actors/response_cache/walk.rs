@@ -130,7 +130,13 @@ impl Shared {
     }
 
     pub(super) async fn keep(&self, keep: Keep) {
-        let Keep { key, path, entry } = keep;
+        let Keep {
+            key,
+            path,
+            entry,
+            queued,
+        } = keep;
+        drop(queued); // what follows is a task of its own
         let purges = self.purges.load(Relaxed);
         if let (Some(tier), Ok(at)) = (&self.l2, Key::new(&*path)) {
             let expires_at = SystemTime::now() + self.settings.l2_ttl;

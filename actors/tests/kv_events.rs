@@ -13,6 +13,7 @@ use actors::kv_subscriber::{
 };
 use actors::support::bounded::Permits;
 use actors::support::fault::Panic;
+use actors::support::mailbox::Mailbox;
 use actors::support::published::Published;
 use actors::support::watch::Watch;
 use futures_util::FutureExt;
@@ -97,6 +98,7 @@ async fn find(shard: &Addr<IndexShard>, tokens: u32) -> Vec<Run> {
     shard
         .send(FindOverlap {
             chains: vec![blocks(&prompt(tokens))],
+            queued: Mailbox::IndexShard.enter(),
         })
         .await
         .unwrap()
@@ -118,6 +120,7 @@ async fn apply(shard: &Addr<IndexShard>, source: HolderId, epoch: u64, ops: Vec<
             ops,
             up_to: None,
             permit: None,
+            queued: Mailbox::IndexShard.enter(),
         })
         .await
         .unwrap();
@@ -622,6 +625,7 @@ async fn a_dispatch_counts_until_it_ends_one_way_or_the_other() {
         holder: ENGINE,
         chain: chain.clone(),
         hold: Duration::from_secs(10),
+        queued: Mailbox::IndexShard.enter(),
     };
     shard.send(sent.clone()).await.unwrap();
     assert_eq!(covered(&shard, 4).await, 2);
@@ -646,7 +650,8 @@ async fn a_shard_that_panics_closes_its_address_and_asks_fail_at_once() {
     assert!(
         shard
             .send(FindOverlap {
-                chains: vec![blocks(&prompt(4))]
+                chains: vec![blocks(&prompt(4))],
+                queued: Mailbox::IndexShard.enter(),
             })
             .await
             .is_err()

@@ -9,6 +9,7 @@ use crate::upstream::{self, Client, Unanswered};
 use actors::backend::Backend;
 use actors::index_shard::FindOverlap;
 use actors::kv_index::KvIndexHandle;
+use actors::support::mailbox::Mailbox;
 use routing::block::{BlockHash, Realm, chain};
 use routing::knowledge::Parity;
 use serde_json::{Map, Value, json};
@@ -276,6 +277,7 @@ impl Probe {
         let found = shard
             .send(FindOverlap {
                 chains: vec![chain],
+                queued: Mailbox::IndexShard.enter(),
             })
             .await;
         let memories = &self.backend.spec.kv.memories;

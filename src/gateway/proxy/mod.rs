@@ -37,6 +37,7 @@ use setback::Setback;
 use split::Way;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 use wire::splice::AnswerEdit;
 
 /// What is asked of a backend, whichever it will be.
@@ -192,7 +193,12 @@ async fn place(worker: &Worker, route: Route) -> Result<Placement, Refusal> {
         let Some(router) = worker.gateway.router.router() else {
             break;
         };
-        if let Ok(answer) = router.send(route.clone()).await {
+        let start = Instant::now();
+        let asked = router.send(route.clone()).await;
+        worker
+            .handles
+            .asked("router", start.elapsed().as_secs_f64());
+        if let Ok(answer) = asked {
             return answer.map_err(|why| {
                 let model = route.model.to_string();
                 match (why, route.role) {

@@ -9,6 +9,7 @@ use actors::directory::Snapshot;
 use actors::disagg_coordinator::SplitState;
 use actors::kv_index::{KvIndexHandle, SourceHandle};
 use actors::response_cache::{Outcome, TierStats};
+use actors::support::mailbox::Mailbox;
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use routing::cache_policy::{Skip, Why};
@@ -31,6 +32,11 @@ const GAP_BUCKETS: [f64; 12] = [
 ];
 const ASK_BUCKETS: [f64; 10] = [
     0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01,
+];
+/// From a router on the same thread to a lookup that waits for another gateway.
+const ACTOR_BUCKETS: [f64; 13] = [
+    0.000001, 0.0000025, 0.00001, 0.000025, 0.0001, 0.00025, 0.001, 0.0025, 0.01, 0.05, 0.25, 1.0,
+    5.0,
 ];
 const TIER_BUCKETS: [f64; 12] = [
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25,
@@ -60,6 +66,7 @@ fn install() -> PrometheusHandle {
     builder = buckets(builder, names::SPLIT_LEG, &LATENCY_BUCKETS);
     builder = buckets(builder, names::ITL, &GAP_BUCKETS);
     builder = buckets(builder, names::KV_ASK, &ASK_BUCKETS);
+    builder = buckets(builder, names::ACTOR_ASK, &ACTOR_BUCKETS);
     builder = buckets(builder, names::CACHE_LOOKUP, &TIER_BUCKETS);
     builder = buckets(builder, names::KV_OVERLAP, &SHARE_BUCKETS);
     let recorder = builder.build_recorder();
@@ -109,6 +116,9 @@ pub fn render(gateway: &Gateway) -> String {
     }
     for kind in ChildKind::ALL {
         counter!(names::ACTOR_RESTARTS, "actor" => kind.as_str()).absolute(restarts[kind as usize]);
+    }
+    for mailbox in Mailbox::ALL {
+        gauge!(names::ACTOR_MAILBOX, "actor" => mailbox.as_str()).set(mailbox.depth() as f64);
     }
     counter!(names::ACTOR_RESTARTS, "actor" => "cluster").absolute(snapshot.cluster_restarts);
     counter!(names::ACTOR_RESTARTS, "actor" => "router").absolute(gateway.router.restarts().get());

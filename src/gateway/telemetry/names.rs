@@ -119,6 +119,8 @@ metrics! {
     COMPLETION_TOKENS = Counter "tidegate_completion_tokens_total" ["model"], "Generated tokens.";
     CACHED_PROMPT_TOKENS = Counter "tidegate_cached_prompt_tokens_total" ["model"], "Prompt tokens from the engine's KV cache.";
     ACTOR_RESTARTS = Counter "tidegate_actor_restarts_total" ["actor"], "Actors that died and were replaced.";
+    ACTOR_MAILBOX = Gauge "tidegate_actor_mailbox_depth" ["actor"], "Messages sent to actors of this kind and not yet handled.";
+    ACTOR_ASK = Histogram "tidegate_actor_ask_seconds" ["actor"], "From asking an actor to its answer, time in its mailbox included.";
     LOG_LINES_DROPPED = Counter "tidegate_log_lines_dropped_total" [], "Log lines lost because they could not be written fast enough.";
     BUILD_INFO = Gauge "tidegate_build_info" ["version"], "Always 1.";
     PROCESS_START = Gauge "process_start_time_seconds" [], "When the process started, in Unix time.";
