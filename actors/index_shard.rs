@@ -67,6 +67,17 @@ pub struct ApplyEvents {
     pub queued: Queued,
 }
 
+/// These are the sources from now on. What others told stays until it expires, but for those that
+/// are gone with their engines.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "()")]
+pub struct SetSources {
+    /// All of them.
+    pub specs: HashMap<HolderId, SourceSpec>,
+    /// Memories that are no more.
+    pub gone: Vec<HolderId>,
+}
+
 /// A hand-off has finished: storage has the blocks of this prompt.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "()")]
@@ -200,6 +211,15 @@ struct Source {
 }
 
 impl Source {
+    fn new(spec: SourceSpec) -> Self {
+        Source {
+            spec,
+            epoch: 0,
+            announces_offloads: false,
+            up_to: None,
+        }
+    }
+
     /// What becomes of the last copy that was removed from a medium.
     fn after_removal(&self, holder: HolderId, medium: Medium) -> Afterwards {
         let assume = self.spec.assume_offload && self.spec.storage && !self.announces_offloads;
@@ -221,15 +241,8 @@ impl IndexShard {
         sources: HashMap<HolderId, SourceSpec>,
         published: Published<ShardGauges>,
     ) -> Self {
-        let sources = sources.into_iter().map(|(holder, spec)| {
-            let source = Source {
-                spec,
-                epoch: 0,
-                announces_offloads: false,
-                up_to: None,
-            };
-            (holder, source)
-        });
+        let sources = sources.into_iter();
+        let sources = sources.map(|(holder, spec)| (holder, Source::new(spec)));
         IndexShard {
             index: PrefixIndex::new(limits),
             sources: sources.collect(),
@@ -368,6 +381,28 @@ impl Actor for IndexShard {
             this.index.sweep(now, SWEEP_BUDGET);
             this.publish();
         });
+    }
+}
+
+impl Handler<SetSources> for IndexShard {
+    type Result = ();
+
+    fn handle(&mut self, set: SetSources, _: &mut Self::Context) {
+        // an engine whose events are read no longer may hold anything by now
+        let unread = self.sources.keys().filter(|of| !set.specs.contains_key(of));
+        let unread: Vec<HolderId> = unread.copied().collect();
+        for holder in unread.iter().chain(&set.gone) {
+            self.sources.remove(holder);
+            self.forget(*holder);
+        }
+        for (holder, spec) in set.specs {
+            match self.sources.get_mut(&holder) {
+                Some(source) => source.spec = spec,
+                None => {
+                    self.sources.insert(holder, Source::new(spec));
+                }
+            }
+        }
     }
 }
 

@@ -205,7 +205,7 @@ impl FakeTransport {
     }
 }
 
-struct Parent(mpsc::UnboundedSender<usize>);
+struct Parent(mpsc::UnboundedSender<Arc<str>>);
 impl Actor for Parent {
     type Context = Context<Self>;
 }
@@ -223,7 +223,7 @@ struct Subscribed {
     state: Published<StreamState>,
     permits: Permits,
     subscriber: Addr<KvSubscriber>,
-    exits: mpsc::UnboundedReceiver<usize>,
+    exits: mpsc::UnboundedReceiver<Arc<str>>,
     subscription: Subscription,
     parent: Addr<Parent>,
 }
@@ -257,7 +257,10 @@ fn subscribe_as(memories: &[(Option<u32>, HolderId)], rank: Option<u32>) -> Subs
     };
     let (sender, exits) = mpsc::unbounded_channel();
     let parent = Parent(sender).start();
-    let watch = Watch::new(parent.clone().recipient(), SubscriberExited { source: 0 });
+    let watch = Watch::new(
+        parent.clone().recipient(),
+        SubscriberExited { source: "e".into() },
+    );
     let subscriber = KvSubscriber::new(subscription.clone(), watch).start();
     Subscribed {
         engine,
@@ -404,8 +407,11 @@ async fn a_subscriber_that_panics_tells_its_parent_and_a_fresh_one_learns_everyt
     }
     s.until_covered(3).await;
     s.subscriber.do_send(Panic);
-    assert_eq!(s.exits.recv().await, Some(0));
-    let watch = Watch::new(s.parent.clone().recipient(), SubscriberExited { source: 0 });
+    assert_eq!(s.exits.recv().await.as_deref(), Some("e"));
+    let watch = Watch::new(
+        s.parent.clone().recipient(),
+        SubscriberExited { source: "e".into() },
+    );
     let _fresh = KvSubscriber::new(s.subscription.clone(), watch).start();
     s.engine.make(3, stored(3), false);
     s.until_covered(4).await;

@@ -431,13 +431,13 @@ fn stored(tokens: &[u32]) -> Op {
 fn settings(store: &Store) -> ShareSettings {
     ShareSettings {
         store: Rc::new(store.clone()),
-        streams: vec![SharedStream {
+        streams: Rc::new(std::cell::RefCell::new(vec![SharedStream {
             name: "s".into(),
             holder: ENGINE,
             standing: Arc::default(),
             state: open_stream(),
             led: Rc::default(),
-        }],
+        }])),
     }
 }
 

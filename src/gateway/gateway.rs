@@ -3,26 +3,30 @@
 use crate::cache::AnswerCache;
 use crate::handoff::Splitting;
 use crate::kv::TokenCache;
+use crate::reload::ReloadHandle;
 use crate::settings::Settings;
 use crate::telemetry::handles::Handles;
 use crate::tokenize::{Encoders, EncodingThreads};
 use crate::upstream::Client;
+use actors::cluster::Reconciled;
 use actors::directory::Directory;
 use actors::kv_index::KvIndexHandle;
 use actors::kv_share::ShareState;
 use actors::router::RouterSeed;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use metrics_exporter_prometheus::PrometheusHandle;
 use routing::access::KeyRing;
 use routing::retry::RetryBudget;
 use std::cell::RefCell;
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 /// Shared by all worker threads.
 pub struct Gateway {
-    /// As loaded.
-    pub settings: Settings,
+    /// What requests go by; replaced whole when the settings are read again.
+    pub settings: ArcSwap<Settings>,
     /// The cluster as it is.
     pub directory: Directory,
     /// Who holds which KV blocks, when `kv_cache_index` is on.
@@ -32,9 +36,9 @@ pub struct Gateway {
     /// Answers that are kept, when `response_cache` is on.
     pub cache: Option<Arc<AnswerCache>>,
     /// Hands prompts' KV from one engine to another, when `disaggregated_serving` is on.
-    pub split: Option<Splitting>,
+    pub split: Option<ArcSwap<Splitting>>,
     /// Who may ask, when `api_keys` are given.
-    pub keys: Option<KeyRing>,
+    pub keys: ArcSwapOption<KeyRing>,
     /// Makes tokens of prompts, by model.
     pub encoders: Encoders,
     /// The threads on which they do.
@@ -45,6 +49,10 @@ pub struct Gateway {
     pub requests: Requests,
     /// Request bodies in memory.
     pub buffered: Buffered,
+    /// Reads the settings again.
+    pub reload: ReloadHandle,
+    /// Backends that were there once.
+    pub gone: Gone,
     /// Where the process stands between start and end.
     pub phase: Phases,
     /// Renders `/metrics`.
@@ -52,10 +60,40 @@ pub struct Gateway {
 }
 
 impl Gateway {
+    /// The settings of this moment. A request that holds them ends as it began.
+    pub fn settings(&self) -> Arc<Settings> {
+        self.settings.load_full()
+    }
+
+    /// Split serving as it is set at this moment.
+    pub fn splitting(&self) -> Option<Arc<Splitting>> {
+        self.split.as_ref().map(ArcSwap::load_full)
+    }
+
     /// Calls that are being made for requests that share them, or whose answers are being kept.
     pub fn flights(&self) -> usize {
         let cache = self.cache.as_ref();
         cache.map_or(0, |cache| cache.flights.running())
+    }
+}
+
+/// Names of backends that left the settings: what was counted of them is told no longer.
+#[derive(Debug, Default)]
+pub struct Gone(Mutex<BTreeSet<String>>);
+
+impl Gone {
+    /// Backends came and went.
+    pub fn follow(&self, reconciled: &Reconciled) {
+        let mut gone = self.names();
+        gone.extend(reconciled.removed.iter().map(|name| name.to_string()));
+        for name in &reconciled.added {
+            gone.remove(&**name);
+        }
+    }
+
+    /// The names.
+    pub fn names(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

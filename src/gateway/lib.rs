@@ -1,6 +1,7 @@
 //! The inference router: serves HTTP in OpenAI form and routes it through the actors.
 
 mod access;
+mod against;
 pub mod cache;
 pub mod cli;
 pub mod gateway;
@@ -10,6 +11,7 @@ pub mod http;
 pub mod kv;
 pub mod proxy;
 mod redis;
+pub mod reload;
 pub mod settings;
 pub mod startup;
 pub mod telemetry;

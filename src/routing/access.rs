@@ -92,7 +92,7 @@ pub enum Denied {
 }
 
 /// All keys.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyRing {
     mode: KeyMode,
     // found by digest: how long that takes says nothing about any key

@@ -103,7 +103,7 @@ async fn fetch(
             return (Made::Nothing, locked);
         }
     }
-    let most = worker.gateway.settings.retry.max_attempts;
+    let most = worker.gateway.settings.load().retry.max_attempts;
     let mut handovers = 0;
     loop {
         let calls = most.min(CALLS_MAX - report.attempts);
@@ -144,7 +144,8 @@ async fn find(
         queued: Mailbox::ResponseCache.enter(),
     };
     let start = Instant::now();
-    let settings = &worker.gateway.settings.response_cache;
+    let settings = worker.gateway.settings();
+    let settings = &settings.response_cache;
     let budget = settings.l1_lookup_budget + settings.l2.lookup_budget;
     let limit = budget + settings.other_gateway_wait * 2 + ASK_SLACK;
     let asked = tokio::time::timeout(limit, address.send(find)).await;

@@ -130,6 +130,10 @@ pub enum Refusal {
     Denied(Denied),
     /// The key does not allow this model.
     ModelNotAllowed(String),
+    /// Settings that were to be read again are faulty: these faults.
+    FaultySettings(String),
+    /// This gateway cannot read its settings again.
+    NoReload,
     /// `/admin` without its token.
     NoAdminToken,
     /// `/admin` from another machine, with no token configured.
@@ -143,6 +147,8 @@ impl Refusal {
             Refusal::Body(_)
             | Refusal::WrongMethod(_)
             | Refusal::NoSuchBackend(_)
+            | Refusal::FaultySettings(_)
+            | Refusal::NoReload
             | Refusal::UnknownPath(_) => (By::Client, ErrorKind::BadRequest),
             Refusal::Denied(_)
             | Refusal::ModelNotAllowed(_)
@@ -166,7 +172,8 @@ impl Refusal {
     /// The status.
     pub fn status(&self) -> StatusCode {
         match self {
-            Refusal::Body(_) => StatusCode::BAD_REQUEST,
+            Refusal::Body(_) | Refusal::FaultySettings(_) => StatusCode::BAD_REQUEST,
+            Refusal::NoReload => StatusCode::CONFLICT,
             Refusal::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Refusal::TooSlow(_) => StatusCode::REQUEST_TIMEOUT,
             // it is there, and does not do what it should
@@ -253,6 +260,12 @@ impl Refusal {
             Refusal::ModelNotAllowed(model) => {
                 format!("the API key does not allow the model `{model}`")
             }
+            Refusal::FaultySettings(faults) => {
+                format!("the settings are faulty, those of before stay in effect: {faults}")
+            }
+            Refusal::NoReload => {
+                "this gateway was not started from settings that can be read again".into()
+            }
             Refusal::NoAdminToken => {
                 "the admin token is missing or wrong: send it as `Authorization: Bearer TOKEN`"
                     .into()
@@ -292,6 +305,8 @@ impl Refusal {
             Refusal::Denied(Denied::Expired) => "expired_api_key",
             Refusal::Denied(_) => "invalid_api_key",
             Refusal::ModelNotAllowed(_) => "model_not_allowed",
+            Refusal::FaultySettings(_) => "invalid_settings",
+            Refusal::NoReload => "no_reload",
             Refusal::NoWorker(step, _) => match step {
                 Step::Prefill => "no_prefill_worker",
                 Step::Decode => "no_decode_worker",

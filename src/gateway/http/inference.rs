@@ -88,7 +88,7 @@ pub(super) fn call(
     body: ReadBody,
     request_id: &str,
 ) -> Result<(Call, Wished), Refusal> {
-    let settings = &worker.gateway.settings;
+    let settings = worker.gateway.settings();
     let view = RequestView::parse(&body.bytes).map_err(Refusal::Body)?;
     let asked = view.model().map_err(Refusal::Body)?;
     let alias = settings.model_aliases.get(&*asked);

@@ -167,6 +167,7 @@ async fn cut(
         worker
             .gateway
             .settings
+            .load()
             .kv_cache_index
             .tokenizers
             .get(&call.model),
@@ -234,7 +235,7 @@ impl Pool {
             engine: None,
             is_base,
             some_guessed: false,
-            guesses: worker.gateway.settings.kv_cache_index.approximate,
+            guesses: worker.gateway.settings.load().kv_cache_index.approximate,
         };
         for (_, backend) in members.filter(|(view, _)| view.can_serve()) {
             found.add(backend);

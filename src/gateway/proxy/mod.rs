@@ -81,7 +81,7 @@ enum Answer {
 /// Serves a request; the report moves into the answer's body. A request that still waits when
 /// the process must end is told so.
 pub async fn serve(call: Call, worker: Rc<Worker>, mut report: Report) -> HttpResponse {
-    let calls = worker.gateway.settings.retry.max_attempts;
+    let calls = worker.gateway.settings.load().retry.max_attempts;
     match answer(&call, &worker, &mut report, calls).await {
         Answer::Opened(opened) => opened.response(&call, report),
         Answer::GivenUp(setback) => setback.response(report),
@@ -123,10 +123,10 @@ async fn answer(call: &Call, worker: &Rc<Worker>, report: &mut Report, calls: u3
 async fn attempts(call: &Call, worker: &Rc<Worker>, report: &mut Report, calls: u32) -> Answer {
     worker.budget.borrow_mut().earn();
     let found = kv::lookup::find(call, worker).await;
-    let (role, path) = match (split::way(call, worker), &worker.gateway.split) {
+    let (role, path) = match (split::way(call, worker), worker.gateway.splitting()) {
         (Way::Split, Some(splitting)) => {
             let asked = (found.as_ref(), calls);
-            return split::serve((call, splitting), worker, report, asked).await;
+            return split::serve((call, &splitting), worker, report, asked).await;
         }
         (Way::Whole(role, path), _) => (role, path),
         (Way::Split, None) => (None, None),
@@ -224,7 +224,7 @@ fn may_retry(worker: &Worker, setback: &Setback) -> bool {
 
 /// A random wait: requests that failed together shall not come back together.
 pub async fn pause(worker: &Worker) {
-    let most = worker.gateway.settings.retry.backoff_max;
+    let most = worker.gateway.settings.load().retry.backoff_max;
     tokio::time::sleep(most.mul_f64(fastrand::f64())).await;
 }
 

@@ -3,6 +3,7 @@
 //! default and its description; the reference file and `print-config` come from there.
 
 mod backends;
+pub mod difference;
 mod fault;
 mod layers;
 mod reader;
@@ -12,16 +13,15 @@ mod suggest;
 mod units;
 
 pub use backends::BackendExtras;
-use fault::Known;
-pub use fault::{Fault, Faults};
+pub use fault::{Fault, Faults, Known};
 pub use layers::{Environment, Source};
 pub use reference::{effective_yaml, reference_yaml};
 pub use sections::{
     AdminSettings, ApiKeySettings, BreakerSettings, CacheBackend, CacheSettings, ConnectorKind,
     DisaggSettings, DrainSettings, EventSource, ExternalStorage, HealthCheckSettings,
     KvIndexSettings, KvPeerSettings, L2Settings, L2Type, LogFormat, LoggingSettings,
-    PrefixSettings, RedisSettings, RetrySettings, ScoringSettings, ServerSettings, Tokenizer,
-    UpstreamSettings,
+    PrefixSettings, RedisSettings, ReloadSettings, RetrySettings, ScoringSettings, ServerSettings,
+    Tokenizer, UpstreamSettings,
 };
 
 use actix_web::http::header::HeaderName;
@@ -43,6 +43,8 @@ pub struct Settings {
     pub admin: AdminSettings,
     /// Who may ask for the rest.
     pub api_keys: ApiKeySettings,
+    /// Whether changes of the files are taken in.
+    pub reload: ReloadSettings,
     /// What happens at SIGTERM.
     pub drain: DrainSettings,
     /// Log level and format.
@@ -107,6 +109,54 @@ pub fn keys_of(name: &str, text: &str, known: &[ApiKey]) -> Result<Vec<ApiKey>, 
 }
 
 impl Settings {
+    /// These, with what is read at the start alone as it is in `running`.
+    pub fn keeping(self, running: &Settings) -> Settings {
+        let of = running.clone();
+        Settings {
+            server: of.server,
+            logging: LoggingSettings {
+                access: self.logging.access,
+                ..of.logging
+            },
+            retry: RetrySettings {
+                budget_ratio: of.retry.budget_ratio,
+                ..self.retry
+            },
+            upstream: UpstreamSettings {
+                connect_timeout: of.upstream.connect_timeout,
+                pool_idle_timeout: of.upstream.pool_idle_timeout,
+                connection_max_age: of.upstream.connection_max_age,
+                max_idle_per_backend: of.upstream.max_idle_per_backend,
+                ..self.upstream
+            },
+            response_cache: of.response_cache,
+            kv_cache_index: KvIndexSettings {
+                enabled: of.kv_cache_index.enabled,
+                shared: of.kv_cache_index.shared,
+                max_entries: of.kv_cache_index.max_entries,
+                entry_ttl: of.kv_cache_index.entry_ttl,
+                approximate: of.kv_cache_index.approximate,
+                parity_check: of.kv_cache_index.parity_check,
+                tokenizers: of.kv_cache_index.tokenizers,
+                ..self.kv_cache_index
+            },
+            disaggregated_serving: DisaggSettings {
+                enabled: of.disaggregated_serving.enabled,
+                ..self.disaggregated_serving
+            },
+            health_checks: HealthCheckSettings {
+                path: of.health_checks.path,
+                ..self.health_checks
+            },
+            api_keys: ApiKeySettings {
+                file: of.api_keys.file,
+                ..self.api_keys
+            },
+            reload: of.reload,
+            ..self
+        }
+    }
+
     /// The storage that a backend shares KV through: its own, or what all share.
     pub fn storage_of(&self, backend: &str) -> Option<&ExternalStorage> {
         let own = self.backend_extras.storage.get(backend);
@@ -187,6 +237,7 @@ fn read(root: &Section<'_>) -> Settings {
         "api_keys",
         "Who may send requests. Without keys everybody who reaches the router may.",
     ));
+    let reload = ReloadSettings::read(&root.section("reload", "Settings are read again at SIGHUP, by POST /admin/reload, and when their files change. Faulty ones change nothing; what needs a restart is named."));
     let drain = DrainSettings::read(&root.section(
         "drain",
         "What happens at SIGTERM or Ctrl-C. A second signal ends the process at once.",
@@ -226,6 +277,7 @@ fn read(root: &Section<'_>) -> Settings {
         server,
         admin,
         api_keys,
+        reload,
         drain,
         logging,
         selection_strategy,

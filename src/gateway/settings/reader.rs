@@ -1,7 +1,7 @@
 //! Reads typed values out of the merged tree, notes every key with its default and description,
 //! and collects all faults instead of stopping at the first.
 
-use super::fault::{Fault, Known, MASK, Shown, redact_url};
+use super::fault::{Fault, Known, MASK, Shown, mark, redact_url};
 use super::suggest::nearest;
 use super::units;
 use serde_json::{Map, Value};
@@ -147,12 +147,16 @@ impl<'t> Section<'t> {
     }
 
     fn know(&self, key: &str, doc: &'static str, value: Shown) {
+        let masked = matches!(&value, Shown::Value(Value::String(text)) if text.contains(MASK));
+        let raw = self.map.and_then(|map| map.get(key));
+        let mark = raw.filter(|_| masked).map_or(0, mark);
         let path = join(&self.path, key);
-        self.reader
-            .notes
-            .borrow_mut()
-            .known
-            .push(Known { path, doc, value });
+        self.reader.notes.borrow_mut().known.push(Known {
+            path,
+            doc,
+            value,
+            mark,
+        });
     }
 
     /// A section within this one.

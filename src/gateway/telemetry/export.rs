@@ -16,6 +16,7 @@ use routing::cache_policy::{Skip, Why};
 use routing::health::HealthState;
 use routing::knowledge::Mode;
 use routing::view::{BackendView, Passage, Role};
+use std::collections::BTreeSet;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -122,7 +123,7 @@ pub fn render(gateway: &Gateway) -> String {
     }
     counter!(names::ACTOR_RESTARTS, "actor" => "cluster").absolute(snapshot.cluster_restarts);
     counter!(names::ACTOR_RESTARTS, "actor" => "router").absolute(gateway.router.restarts().get());
-    if let Some(splitting) = &gateway.split {
+    if let Some(splitting) = gateway.splitting() {
         split(&splitting.coordinator.state, &snapshot);
     }
     if let Some(kv) = &gateway.kv {
@@ -140,9 +141,25 @@ pub fn render(gateway: &Gateway) -> String {
     if let Some(cache) = &gateway.cache {
         response_cache(cache);
     }
-    let mut text = gateway.prometheus.render();
+    let mut text = without(gateway.prometheus.render(), &gateway.gone.names());
     text += &process_cpu();
     text
+}
+
+/// Leaves out the series of backends that are no more: the registry cannot drop them.
+fn without(text: String, gone: &BTreeSet<String>) -> String {
+    if gone.is_empty() {
+        return text;
+    }
+    let marks: Vec<String> = gone
+        .iter()
+        .map(|name| format!("backend=\"{name}\""))
+        .collect();
+    let stays = |line: &&str| {
+        line.starts_with('#') || !marks.iter().any(|mark| line.contains(mark.as_str()))
+    };
+    let lines = text.lines().filter(stays);
+    lines.flat_map(|line| [line, "\n"]).collect()
 }
 
 fn split(state: &SplitState, snapshot: &Snapshot) {
@@ -228,10 +245,10 @@ fn kv_index(kv: &KvIndexHandle) {
     {
         counter!(names::ACTOR_RESTARTS, "actor" => actor).absolute(count.load(Relaxed));
     }
-    for source in kv.sources.iter() {
+    for source in kv.sources.load().iter() {
         stream(source);
     }
-    for member in kv.members.iter() {
+    for member in kv.members.load().iter() {
         let present = member.standing.mode().0;
         for mode in Mode::ALL {
             let is = f64::from(mode == present);

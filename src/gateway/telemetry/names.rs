@@ -121,6 +121,8 @@ metrics! {
     ACTOR_RESTARTS = Counter "tidegate_actor_restarts_total" ["actor"], "Actors that died and were replaced.";
     ACTOR_MAILBOX = Gauge "tidegate_actor_mailbox_depth" ["actor"], "Messages sent to actors of this kind and not yet handled.";
     ACTOR_ASK = Histogram "tidegate_actor_ask_seconds" ["actor"], "From asking an actor to its answer, time in its mailbox included.";
+    RELOADS = Counter "tidegate_reloads_total" ["result"], "How often settings were read again.";
+    LAST_RELOAD = Gauge "tidegate_last_reload_seconds" [], "When the settings in effect were read, in Unix time.";
     LOG_LINES_DROPPED = Counter "tidegate_log_lines_dropped_total" [], "Log lines lost because they could not be written fast enough.";
     BUILD_INFO = Gauge "tidegate_build_info" ["version"], "Always 1.";
     PROCESS_START = Gauge "process_start_time_seconds" [], "When the process started, in Unix time.";

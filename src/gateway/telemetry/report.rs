@@ -308,7 +308,7 @@ impl Drop for Report {
         if let Some((by, kind)) = self.error {
             counter!(names::ERRORS, "by" => by.as_str(), "kind" => kind.as_str()).increment(1);
         }
-        if self.worker.gateway.settings.logging.access {
+        if self.worker.gateway.settings.load().logging.access {
             info!(
                 target: "access",
                 request_id = %self.request_id,

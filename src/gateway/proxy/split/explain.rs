@@ -25,7 +25,7 @@ pub enum SplitPlan {
 
 /// Says how a request would be split; sends nothing.
 pub async fn explain_split(worker: &Worker, call: &Call, found: Option<&Found>) -> SplitPlan {
-    let splitting = match (way(call, worker), &worker.gateway.split) {
+    let splitting = match (way(call, worker), worker.gateway.splitting()) {
         (Way::Split, Some(splitting)) => splitting,
         _ => return SplitPlan::Whole(Path::Unified),
     };

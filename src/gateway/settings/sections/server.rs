@@ -66,6 +66,21 @@ impl AdminSettings {
     }
 }
 
+/// `reload`.
+#[derive(Debug, Clone)]
+pub struct ReloadSettings {
+    /// Whether changes of the files are taken in by themselves.
+    pub watch: bool,
+}
+
+impl ReloadSettings {
+    pub(in crate::settings) fn read(s: &Section<'_>) -> Self {
+        ReloadSettings {
+            watch: s.flag("watch", true, "Whether changes of the settings files, and of api_keys.file, are taken in by themselves, within a few seconds."),
+        }
+    }
+}
+
 /// `drain`.
 #[derive(Debug, Clone)]
 pub struct DrainSettings {

@@ -128,6 +128,7 @@ impl Engines {
         wait_until("every event stream is open", DEADLINE, || {
             let kv = gateway.inner.kv.as_ref().unwrap();
             kv.sources
+                .load()
                 .iter()
                 .all(|source| source.state.load().connected)
         });
@@ -379,7 +380,8 @@ const VOCABULARY: &str = concat!(
 fn until_parity(gateway: &Gateway, expected: &str) {
     wait_until("every engine was compared", DEADLINE, || {
         let kv = gateway.inner.kv.as_ref().unwrap();
-        let members = kv.members.iter();
+        let members = kv.members.load();
+        let members = members.iter();
         members
             .map(|m| m.standing.parity().as_str())
             .all(|parity| parity == expected)
@@ -387,7 +389,8 @@ fn until_parity(gateway: &Gateway, expected: &str) {
 }
 
 fn modes(gateway: &Gateway) -> Vec<&'static str> {
-    let members = gateway.inner.kv.as_ref().unwrap().members.iter();
+    let members = gateway.inner.kv.as_ref().unwrap().members.load();
+    let members = members.iter();
     members.map(|m| m.standing.mode().0.as_str()).collect()
 }
 
