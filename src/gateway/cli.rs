@@ -1,6 +1,6 @@
 //! The command line.
 
-use crate::reload::Origin;
+use crate::reload::{self, Origin};
 use crate::settings::{self, Environment, Loaded, Source};
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
@@ -103,14 +103,17 @@ impl Cli {
                     crate::against::print(url, token.as_deref(), &loaded.effective)
                 })
             }),
-            None => self.with_settings(|loaded| {
-                let files = self.files.clone();
-                let origin = Origin {
-                    files: files.config.clone(),
-                    read: Box::new(move || files.load()),
-                };
-                crate::startup::run_from(loaded.settings, Some((origin, loaded.effective)))
-            }),
+            None => {
+                let watched = reload::Files::new(self.files.config.clone());
+                self.with_settings(|loaded| {
+                    let files = self.files.clone();
+                    let origin = Origin {
+                        files: watched,
+                        read: Box::new(move || files.load()),
+                    };
+                    crate::startup::run_from(loaded.settings, Some((origin, loaded.effective)))
+                })
+            }
         }
     }
 

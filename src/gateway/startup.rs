@@ -178,7 +178,10 @@ pub async fn start_from(
     let shared = shared
         .map(|(sharing, kv)| KvShare::supervised(sharing, kv.shard.clone(), directory.clone()).1);
     let rules = choice_rules(&settings);
-    let (origin, effective) = origin.unzip();
+    let (mut origin, effective) = origin.unzip();
+    if let (Some(origin), Some(keys)) = (&mut origin, &settings.api_keys.file) {
+        origin.files.add(keys.into());
+    }
     let (reload, asked) = reload::channel(effective.unwrap_or_default());
     let keys = access::ring(&settings.api_keys).map_err(std::io::Error::other)?;
     let split = handoff::wiring::start(&settings, groups, rules, &directory);

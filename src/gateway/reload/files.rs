@@ -19,15 +19,21 @@ pub struct Files {
 }
 
 impl Files {
-    /// These, as they are now.
+    /// These. As they are now is how they will be read: what is written later is a change.
     pub fn new(paths: Vec<PathBuf>) -> Self {
         let taken = look(&paths);
         Files { paths, taken }
     }
 
-    /// These from now on, as they are now.
-    pub fn are(&mut self, paths: Vec<PathBuf>) {
-        *self = Files::new(paths);
+    /// Another one, likewise.
+    pub fn add(&mut self, path: PathBuf) {
+        self.paths.push(path);
+        self.take();
+    }
+
+    /// They are about to be read as they are now.
+    pub fn take(&mut self) {
+        self.taken = look(&self.paths);
     }
 
     /// Ends when the files are other ones than those taken in, and rest.

@@ -5,18 +5,16 @@
 mod apply;
 mod files;
 
-pub use apply::{Parts, Wiring};
-
 use crate::access;
 use crate::gateway::Gateway;
 use crate::settings::difference::{Difference, difference, needs_restart};
 use crate::settings::{Known, Loaded};
 use crate::telemetry::names;
 use actors::cluster::Reconciled;
+pub use apply::{Parts, Wiring};
 use arc_swap::ArcSwap;
-use files::Files;
+pub use files::Files;
 use metrics::{counter, gauge};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::signal::unix::{SignalKind, signal};
@@ -30,8 +28,8 @@ const ASKS_MAX: usize = 8;
 pub struct Origin {
     /// Reads and checks all of them.
     pub read: Box<dyn Fn() -> Result<Loaded, String>>,
-    /// The files.
-    pub files: Vec<PathBuf>,
+    /// The files, as they were before they were read.
+    pub files: Files,
 }
 
 /// What a reload did.
@@ -129,7 +127,6 @@ impl Reloader {
                 return error!(%error, "cannot listen for SIGHUP, settings are not read again");
             }
         };
-        let mut files = Files::new(self.files());
         loop {
             let watch = self.gateway.settings().reload.watch;
             let answer = tokio::select! {
@@ -138,20 +135,14 @@ impl Reloader {
                     None => return,
                 },
                 _ = hangups.recv() => None,
-                () = files.changed(), if watch => None,
+                () = self.origin.files.changed(), if watch => None,
             };
+            self.origin.files.take();
             let outcome = self.reload().await;
-            files.are(self.files());
             if let Some(answer) = answer {
                 let _ = answer.send(outcome); // nobody waits any more: it is done all the same
             }
         }
-    }
-
-    fn files(&self) -> Vec<PathBuf> {
-        let keys = self.gateway.settings().api_keys.file.clone();
-        let files = self.origin.files.iter().cloned();
-        files.chain(keys.map(PathBuf::from)).collect()
     }
 
     async fn reload(&mut self) -> Result<Outcome, NotReloaded> {

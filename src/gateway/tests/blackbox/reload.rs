@@ -85,7 +85,7 @@ fn what_did_not_change_keeps_its_counts_its_breaker_and_its_drain() {
         }),
         engine(),
     );
-    let backends = busy.yaml_for("busy", &["test-model"])
+    let backends = busy.yaml_for("busy", &["m"])
         + &failing.yaml_for("failing", &["other"])
         + &drained.yaml_for("drained", &["third"]);
     let settings = "circuit_breaker: {failure_threshold: 2, recovery_timeout: 1h}\n";
@@ -178,7 +178,7 @@ fn keys_and_aliases_and_strategies_are_taken_over() {
     let (a, b) = (engine(), engine());
     let backends = a.yaml("a") + &b.yaml("b");
     let gateway = Gateway::with(&backends, "prefix_routing: {enabled: false}");
-    let with_keys = "api_keys: {keys: [{name: k, key: secret-of-sixteen-and-more}]}\nadmin: {token: admin-token}\nmodel_aliases: {short: test-model}\nselection_strategy: RoundRobin\nprefix_routing: {enabled: false}\n";
+    let with_keys = "api_keys: {keys: [{name: k, key: secret-of-sixteen-and-more}]}\nadmin: {token: admin-token}\nmodel_aliases: {short: m}\nselection_strategy: RoundRobin\nprefix_routing: {enabled: false}\n";
     assert_eq!(gateway.reload(&backends, with_keys).status, 200);
     assert_eq!(ask(&gateway).status, 401);
     let key = "authorization: Bearer secret-of-sixteen-and-more\r\n";
@@ -286,7 +286,7 @@ fn a_file_that_changes_is_taken_in_and_a_broken_one_is_not() {
         process.chat(&chat(&user("hi"))).status == 200
     });
     // by renaming another file over it
-    let other = SettingsFile::new(&yaml(&a, "model_aliases: {short: test-model}"));
+    let other = SettingsFile::new(&yaml(&a, "model_aliases: {short: m}"));
     std::fs::rename(&other.0, &file).unwrap();
     wait_until("the alias is known", DEADLINE, || {
         process.get("/v1/models").text().contains("short")
@@ -299,10 +299,7 @@ fn a_hangup_reads_the_settings_again_where_files_are_not_watched() {
     let mut process = Process::start(&yaml(&a, "reload: {watch: false}"));
     std::fs::write(
         process.settings_file(),
-        yaml(
-            &a,
-            "reload: {watch: false}\nmodel_aliases: {short: test-model}",
-        ),
+        yaml(&a, "reload: {watch: false}\nmodel_aliases: {short: m}"),
     )
     .unwrap();
     process.signal("HUP");

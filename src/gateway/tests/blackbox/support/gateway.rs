@@ -3,7 +3,7 @@
 use super::client::{self, Answer};
 use super::{DEADLINE, Upstream, wait_until};
 use actors::cluster::SetDraining;
-use gateway::reload::Origin;
+use gateway::reload::{Files, Origin};
 use gateway::settings::{Environment, Source, load};
 use gateway::startup;
 use std::net::SocketAddr;
@@ -85,7 +85,7 @@ impl Gateway {
                         let sources = read.lock().unwrap();
                         load(&sources, &Environment::new()).map_err(|faults| faults.to_string())
                     }),
-                    files: Vec::new(),
+                    files: Files::new(Vec::new()),
                 };
                 let origin = Some((origin, loaded.effective));
                 let running = startup::start_from(loaded.settings, origin).await.unwrap();
