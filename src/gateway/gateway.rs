@@ -3,6 +3,7 @@
 use crate::cache::AnswerCache;
 use crate::handoff::Splitting;
 use crate::kv::TokenCache;
+use crate::quotas::Quotas;
 use crate::reload::ReloadHandle;
 use crate::settings::Settings;
 use crate::telemetry::handles::Handles;
@@ -39,6 +40,8 @@ pub struct Gateway {
     pub split: Option<ArcSwap<Splitting>>,
     /// Who may ask, when `api_keys` are given.
     pub keys: ArcSwapOption<KeyRing>,
+    /// What clients may ask for.
+    pub quotas: Quotas,
     /// Makes tokens of prompts, by model.
     pub encoders: Encoders,
     /// The threads on which they do.

@@ -10,6 +10,7 @@ mod healthcheck;
 pub mod http;
 pub mod kv;
 pub mod proxy;
+pub mod quotas;
 mod redis;
 pub mod reload;
 pub mod settings;

@@ -7,6 +7,7 @@ use crate::gateway::{Buffered, Gateway, Gone, Phase, Phases, Requests, Worker};
 use crate::handoff;
 use crate::http;
 use crate::kv::{TokenCache, parity, share, wiring};
+use crate::quotas::Quotas;
 use crate::redis::Redis;
 use crate::reload::{self, Origin, Parts, Reloader, Wiring};
 use crate::settings::{Known, Settings};
@@ -193,6 +194,7 @@ pub async fn start_from(
         kv,
         sharing: shared,
         cache,
+        quotas: Quotas::default(),
         encoders,
         encoding: EncodingThreads::start(encoding_threads())?,
         requests: Requests::default(),

@@ -9,6 +9,7 @@ use crate::cache::serve;
 use crate::cache::wish::{self, Wish};
 use crate::gateway::{Phase, Worker};
 use crate::proxy::{self, Call, headers};
+use crate::quotas::{self, Asker, Grant, Quotas};
 use crate::telemetry::report::{CacheNote, Report};
 use actix_web::http::header::{HeaderName, HeaderValue};
 use actix_web::web::Payload;
@@ -36,18 +37,28 @@ pub async fn handle(route: ApiRoute, request: HttpRequest, payload: Payload) -> 
         Err(refusal) => return refuse(refusal, report),
     };
     report.key = key.as_ref().map(|key| key.name.clone());
+    let settings = worker.gateway.settings();
+    let asker = Asker::of(&request, key.as_ref(), &settings);
+    let mut grant = match worker.gateway.quotas.knock(&settings, &asker) {
+        Ok(grant) => grant,
+        Err(refusal) => return refuse(refusal, report),
+    };
     let body = match read_all(&request, payload, &worker.gateway).await {
         Ok(Some(body)) => body,
         Err(refusal) => return refuse(refusal, report),
         // the client is gone: nobody reads this, and the report says so
         Ok(None) => return HttpResponse::BadRequest().finish(),
     };
-    let asked = (&request, key.as_deref());
+    let asked = (&request, key.as_deref(), &asker);
     let (call, wish) = match call(&worker, route, asked, body, &report.request_id) {
         Ok(asked) => asked,
         Err(refusal) => return refuse(refusal, report),
     };
     report.model(&call.model);
+    if let Err(refusal) = admit(&worker, &asker, &call, &mut grant).await {
+        return refuse(refusal, report);
+    }
+    report.grant = grant;
     match (wish, worker.gateway.cache.clone()) {
         (Some(Ok(wish)), Some(cache)) => serve::serve((call, wish), worker, cache, report).await,
         (Some(Err(why)), Some(cache)) => {
@@ -56,6 +67,22 @@ pub async fn handle(route: ApiRoute, request: HttpRequest, payload: Payload) -> 
             proxy::serve(call, worker, report).await
         }
         _ => proxy::serve(call, worker, report).await,
+    }
+}
+
+/// Waits until the request may run. One that still waits when the process must end is told so.
+async fn admit(
+    worker: &Worker,
+    asker: &Asker,
+    call: &Call,
+    grant: &mut Grant,
+) -> Result<(), Refusal> {
+    let (gateway, cutting) = (&worker.gateway, worker.gateway.phase.cutting());
+    let of = (&call.model, call.tokens_estimated);
+    tokio::select! {
+        biased;
+        admitted = gateway.quotas.admit(gateway, asker, of, grant) => admitted,
+        () = cutting => Err(Refusal::Draining),
     }
 }
 
@@ -84,7 +111,7 @@ pub type Wished = Option<Result<Wish, Why>>;
 pub(super) fn call(
     worker: &Worker,
     route: ApiRoute,
-    (request, key): (&HttpRequest, Option<&ApiKey>),
+    (request, key, asker): (&HttpRequest, Option<&ApiKey>, &Asker),
     body: ReadBody,
     request_id: &str,
 ) -> Result<(Call, Wished), Refusal> {
@@ -109,10 +136,10 @@ pub(super) fn call(
         .then(|| prefix_key(parts, settings.prefix_routing.max_prefix_length))
         .flatten();
     let wants_stream = view.wants_stream();
-    let ask_usage = settings.upstream.request_stream_usage
-        && wants_stream
-        && route.is_openai_stream()
-        && !view.wants_usage();
+    let may_ask_usage = wants_stream && route.is_openai_stream() && !view.wants_usage();
+    let ask_usage = may_ask_usage
+        && (settings.upstream.request_stream_usage
+            || Quotas::counts_tokens(&settings, asker, &model));
     let edit = AnswerEdit {
         model: alias.map(|_| serde_json::Value::from(&*asked).to_string()),
         strip_usage_chunk: ask_usage,
@@ -134,6 +161,7 @@ pub(super) fn call(
         wants_stream,
         headers: headers::to_backend(request.headers(), request_id, key.is_some()),
         body: rewritten.unwrap_or(body.bytes.clone()),
+        tokens_estimated: quotas::estimate(route, &view, body.bytes.len()),
         _held: body.held,
         model,
         prefix,

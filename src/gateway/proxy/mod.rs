@@ -64,6 +64,8 @@ pub struct Call {
     pub asks_usage: bool,
     /// Whether one engine may compute its prompt and another generate.
     pub may_split: bool,
+    /// Tokens of its prompt and answer, before anybody has counted.
+    pub tokens_estimated: u64,
     /// Given by the client, or made.
     pub request_id: Arc<str>,
 }

@@ -20,8 +20,8 @@ pub use sections::{
     AdminSettings, ApiKeySettings, BreakerSettings, CacheBackend, CacheSettings, ConnectorKind,
     DisaggSettings, DrainSettings, EventSource, ExternalStorage, HealthCheckSettings,
     KvIndexSettings, KvPeerSettings, L2Settings, L2Type, LogFormat, LoggingSettings,
-    PrefixSettings, RedisSettings, ReloadSettings, RetrySettings, ScoringSettings, ServerSettings,
-    Tokenizer, UpstreamSettings,
+    PrefixSettings, QuotaSettings, RedisSettings, ReloadSettings, RetrySettings, ScoringSettings,
+    ServerSettings, Tokenizer, UpstreamSettings,
 };
 
 use actix_web::http::header::HeaderName;
@@ -43,6 +43,8 @@ pub struct Settings {
     pub admin: AdminSettings,
     /// Who may ask for the rest.
     pub api_keys: ApiKeySettings,
+    /// What clients may ask for.
+    pub quotas: QuotaSettings,
     /// Whether changes of the files are taken in.
     pub reload: ReloadSettings,
     /// What happens at SIGTERM.
@@ -237,6 +239,7 @@ fn read(root: &Section<'_>) -> Settings {
         "api_keys",
         "Who may send requests. Without keys everybody who reaches the router may.",
     ));
+    let quotas = QuotaSettings::read(&root.section("quotas", "What clients may ask for, counted by each gateway for itself. Beyond it they are refused with 429 and told when to come back. Without any of these limits nobody is counted."));
     let reload = ReloadSettings::read(&root.section("reload", "Settings are read again at SIGHUP, by POST /admin/reload, and when their files change. Faulty ones change nothing; what needs a restart is named."));
     let drain = DrainSettings::read(&root.section(
         "drain",
@@ -277,6 +280,7 @@ fn read(root: &Section<'_>) -> Settings {
         server,
         admin,
         api_keys,
+        quotas,
         reload,
         drain,
         logging,
@@ -303,6 +307,7 @@ const RING_POINTS_MAX: u64 = 200_000;
 fn check_together(settings: &Settings, faults: &mut Vec<Fault>, warnings: &mut Vec<Fault>) {
     backends::check(&settings.backends, faults);
     settings.api_keys.check(faults);
+    settings.quotas.check(warnings, settings.api_keys.is_on());
     let names: Vec<&str> = settings.backends.iter().map(|b| &*b.name).collect();
     settings
         .kv_cache_index

@@ -64,6 +64,7 @@ fn install() -> PrometheusHandle {
         &LATENCY_BUCKETS,
     );
     builder = buckets(builder, names::TTFT, &LATENCY_BUCKETS);
+    builder = buckets(builder, names::QUEUE_WAIT, &LATENCY_BUCKETS);
     builder = buckets(builder, names::SPLIT_LEG, &LATENCY_BUCKETS);
     builder = buckets(builder, names::ITL, &GAP_BUCKETS);
     builder = buckets(builder, names::KV_ASK, &ASK_BUCKETS);
@@ -100,6 +101,9 @@ fn install() -> PrometheusHandle {
 /// The text that Prometheus reads.
 pub fn render(gateway: &Gateway) -> String {
     gauge!(names::HTTP_IN_FLIGHT).set(gateway.requests.count() as f64);
+    let (running, waiting) = gateway.quotas.permits.counts();
+    gauge!(names::PERMITS).set(f64::from(running));
+    gauge!(names::QUEUE_DEPTH).set(waiting as f64);
     gauge!(names::BUFFERED).set(gateway.buffered.bytes() as f64);
     counter!(names::LOG_LINES_DROPPED).absolute(super::log::dropped_lines());
     process_memory();

@@ -121,6 +121,10 @@ metrics! {
     ACTOR_RESTARTS = Counter "tidegate_actor_restarts_total" ["actor"], "Actors that died and were replaced.";
     ACTOR_MAILBOX = Gauge "tidegate_actor_mailbox_depth" ["actor"], "Messages sent to actors of this kind and not yet handled.";
     ACTOR_ASK = Histogram "tidegate_actor_ask_seconds" ["actor"], "From asking an actor to its answer, time in its mailbox included.";
+    QUOTA_REFUSALS = Counter "tidegate_quota_refusals_total" ["limit", "scope"], "Requests refused because somebody is over a limit.";
+    QUEUE_DEPTH = Gauge "tidegate_quota_queue_depth" [], "Requests that wait for their turn.";
+    QUEUE_WAIT = Histogram "tidegate_quota_queue_wait_seconds" [], "How long requests waited that then ran.";
+    PERMITS = Gauge "tidegate_quota_running_requests" [], "Requests that run under a limit of requests at one time.";
     RELOADS = Counter "tidegate_reloads_total" ["result"], "How often settings were read again.";
     LAST_RELOAD = Gauge "tidegate_last_reload_seconds" [], "When the settings in effect were read, in Unix time.";
     LOG_LINES_DROPPED = Counter "tidegate_log_lines_dropped_total" [], "Log lines lost because they could not be written fast enough.";

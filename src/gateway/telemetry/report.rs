@@ -7,6 +7,7 @@ use super::prediction::Prediction;
 use crate::gateway::{RequestCount, Worker};
 use crate::http::error::{By, ErrorKind};
 use crate::http::routes::ApiRoute;
+use crate::quotas::Grant;
 use metrics::counter;
 use routing::disagg::Path;
 use std::rc::Rc;
@@ -91,6 +92,8 @@ pub struct Report {
     pub path: Option<Path>,
     /// Who computed the prompt, where that is not the one who answers.
     pub prefill_backend: Option<Arc<str>>,
+    /// What its client was given for it.
+    pub grant: Grant,
     complete: bool,
 }
 
@@ -125,6 +128,7 @@ impl Report {
             key: None,
             path: None,
             prefill_backend: None,
+            grant: Grant::default(),
             complete: false,
         }
     }
@@ -188,6 +192,22 @@ impl Report {
             }
             Some(CacheNote::Miss) => tell("x-cache", "MISS"),
             Some(CacheNote::Bypass) => tell("x-cache", "BYPASS"),
+        }
+        self.grant.note.tell(tell);
+    }
+
+    /// Tokens that count against the client's limits; none where nobody has counted.
+    fn tokens_used(&self) -> Option<u64> {
+        if self.is_hit() {
+            return Some(0);
+        }
+        match &self.usage {
+            Some(usage) => Some(usage.prompt_tokens + usage.completion_tokens.unwrap_or(0)),
+            // nothing of an answer: nothing to pay for
+            None if self.backend.is_none() || self.status.is_some_and(|status| status >= 400) => {
+                Some(0)
+            }
+            None => None,
         }
     }
 
@@ -292,6 +312,8 @@ impl Drop for Report {
         if self.of == Of::Call {
             return;
         }
+        let used = self.tokens_used();
+        self.grant.used(used);
         if let Some(cache) = self.cache {
             handles.cache_request(cache.as_str());
             let tier = match cache {

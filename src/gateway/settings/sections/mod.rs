@@ -5,6 +5,7 @@ mod disagg;
 mod keys;
 mod kv_index;
 mod placement;
+mod quotas;
 mod server;
 
 pub use cache::{CacheBackend, CacheSettings, L2Settings, L2Type, RedisSettings};
@@ -14,6 +15,7 @@ pub use kv_index::{EventSource, KvIndexSettings, ScoringSettings, Tokenizer};
 pub use placement::{
     BreakerSettings, HealthCheckSettings, PrefixSettings, RetrySettings, UpstreamSettings,
 };
+pub use quotas::QuotaSettings;
 pub use server::{
     AdminSettings, DrainSettings, LogFormat, LoggingSettings, ReloadSettings, ServerSettings,
 };

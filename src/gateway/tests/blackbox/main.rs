@@ -26,6 +26,7 @@ mod kv_modes;
 mod kv_sharing;
 mod logging;
 mod overload;
+mod quotas;
 mod reload;
 mod retry;
 mod routing;
