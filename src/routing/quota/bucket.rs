@@ -84,6 +84,7 @@ impl Bucket {
 }
 
 #[cfg(test)]
+#[allow(clippy::disallowed_methods)] // any moment will do
 mod tests {
     use super::*;
     use proptest::prelude::*;
