@@ -154,6 +154,8 @@ pub async fn start_from(
     mut settings: Settings,
     origin: Option<Source>,
 ) -> std::io::Result<Running> {
+    // from here on: by default it would end the process
+    let hangups = signal(SignalKind::hangup())?;
     let encoders = tokenize::load(&settings)?;
     let client = Client::new(client_settings(&settings));
     let mut wiring = Wiring::default();
@@ -222,7 +224,7 @@ pub async fn start_from(
             index,
             sharing,
         };
-        actix_rt::spawn(Reloader::new(origin, gateway.clone(), parts).run(asked));
+        actix_rt::spawn(Reloader::new(origin, gateway.clone(), parts).run(asked, hangups));
     }
     let backends = settings.backends.len();
     info!(%address, backends, workers = settings.server.workers, strategy = ?settings.selection_strategy, version = env!("CARGO_PKG_VERSION"), "serving");

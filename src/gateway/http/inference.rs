@@ -2,6 +2,7 @@
 
 use super::body::{ReadBody, read_all};
 use super::error::Refusal;
+use super::fallback;
 use super::routes::ApiRoute;
 use super::{request_id, worker};
 use crate::access;
@@ -55,6 +56,7 @@ pub async fn handle(route: ApiRoute, request: HttpRequest, payload: Payload) -> 
         Err(refusal) => return refuse(refusal, report),
     };
     report.model(&call.model);
+    report.fallback_from.clone_from(&call.fallback_from);
     if let Err(refusal) = admit(&worker, &asker, &call, &mut grant).await {
         return refuse(refusal, report);
     }
@@ -119,10 +121,25 @@ pub(super) fn call(
     let view = RequestView::parse(&body.bytes).map_err(Refusal::Body)?;
     let asked = view.model().map_err(Refusal::Body)?;
     let alias = settings.model_aliases.get(&*asked);
-    let model: Arc<str> = alias.cloned().unwrap_or_else(|| Arc::from(&*asked));
-    if key.is_some_and(|key| !key.allows([&asked, &model])) {
+    let wanted: Arc<str> = alias.cloned().unwrap_or_else(|| Arc::from(&*asked));
+    if key.is_some_and(|key| !key.allows([&asked, &wanted])) {
         return Err(Refusal::ModelNotAllowed(asked.into_owned()));
     }
+    let wish_for = |model: &Arc<str>| {
+        worker.gateway.cache.as_ref().map(|cache| {
+            let tenant = access::tenant(key, request.headers());
+            let of = (&*body.bytes, &view);
+            wish::wish(&cache.rules, route, request.headers(), of, (model, tenant))
+        })
+    };
+    let is_at_hand = |wish: Wished| match (wish, &worker.gateway.cache) {
+        (Some(Ok(wish)), Some(cache)) => cache.has_in_memory(&wish),
+        _ => false,
+    };
+    let other = fallback::instead_of(&wanted, &worker.gateway, &settings, key)
+        .filter(|_| !is_at_hand(wish_for(&wanted)));
+    let fallback_from = other.is_some().then(|| wanted.clone());
+    let model = other.unwrap_or(wanted);
     let opening = view.opening(route.prompt_field());
     let parts = PrefixParts {
         model: &model,
@@ -141,17 +158,17 @@ pub(super) fn call(
         && (settings.upstream.request_stream_usage
             || Quotas::counts_tokens(&settings, asker, &model));
     let edit = AnswerEdit {
-        model: alias.map(|_| serde_json::Value::from(&*asked).to_string()),
+        // what another model made carries that model's name
+        model: alias
+            .filter(|_| fallback_from.is_none())
+            .map(|_| serde_json::Value::from(&*asked).to_string()),
         strip_usage_chunk: ask_usage,
         cached: None,
     };
-    let rewritten = rewrite(&body.bytes, &view, alias.map(|model| &**model), ask_usage);
+    let renamed = (*model != *asked).then_some(&*model);
+    let rewritten = rewrite(&body.bytes, &view, renamed, ask_usage);
     let session = session(request, &settings.session_header, &view);
-    let wish = worker.gateway.cache.as_ref().map(|cache| {
-        let tenant = access::tenant(key, request.headers());
-        let of = (&*body.bytes, &view);
-        wish::wish(&cache.rules, route, request.headers(), of, (&model, tenant))
-    });
+    let wish = wish_for(&model);
     let asks_usage = ask_usage || view.wants_usage();
     let call = Call {
         may_split: route.is_openai_stream() && view.can_be_split(),
@@ -164,6 +181,7 @@ pub(super) fn call(
         tokens_estimated: quotas::estimate(route, &view, body.bytes.len()),
         _held: body.held,
         model,
+        fallback_from,
         prefix,
         session,
         edit,

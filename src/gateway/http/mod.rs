@@ -3,6 +3,7 @@
 mod admin;
 mod body;
 pub mod error;
+mod fallback;
 mod inference;
 mod models;
 mod probes;

@@ -54,6 +54,8 @@ pub struct Call {
     pub _held: BufferedBytes,
     /// As backends name it.
     pub model: Arc<str>,
+    /// The model in whose place it serves, where nobody can serve that one.
+    pub fallback_from: Option<Arc<str>>,
     /// Equal for requests that begin alike.
     pub prefix: Option<PrefixKey>,
     /// Equal for requests of one session.

@@ -17,7 +17,7 @@ pub use files::Files;
 use metrics::{counter, gauge};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::Signal;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{error, info, warn};
 
@@ -120,13 +120,7 @@ impl Reloader {
     }
 
     /// Reloads whenever it is time to; runs for ever.
-    pub async fn run(mut self, mut asked: Asked) {
-        let mut hangups = match signal(SignalKind::hangup()) {
-            Ok(hangups) => hangups,
-            Err(error) => {
-                return error!(%error, "cannot listen for SIGHUP, settings are not read again");
-            }
-        };
+    pub async fn run(mut self, mut asked: Asked, mut hangups: Signal) {
         loop {
             let watch = self.gateway.settings().reload.watch;
             let answer = tokio::select! {

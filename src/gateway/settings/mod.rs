@@ -59,6 +59,8 @@ pub struct Settings {
     pub prefix_routing: PrefixSettings,
     /// Names that clients may use for models, and the models behind them.
     pub model_aliases: BTreeMap<Arc<str>, Arc<str>>,
+    /// Models that stand in for others, in this order.
+    pub fallback_chains: BTreeMap<Arc<str>, Vec<Arc<str>>>,
     /// Connections to backends.
     pub upstream: UpstreamSettings,
     /// Second attempts.
@@ -262,6 +264,7 @@ fn read(root: &Section<'_>) -> Settings {
     }
     let prefix_routing = PrefixSettings::read(&root.section("prefix_routing", "Requests that begin alike meet on one backend, until it has more than its share (consistent hashing with bounded loads)."));
     let model_aliases = root.map("model_aliases", "Names that clients may use, and the model that serves each. The top-level `model` of answers and chunks carries the name that the client used.");
+    let fallback_chains = root.lists("fallback_chains", "Models that serve, in this order, while no backend of a model can. Answers then carry the name of the model that made them, and x-tidegate-model and x-tidegate-fallback-from; they are never cached under the name of the other. Both by their own names.");
     let upstream = UpstreamSettings::read(&root.section("upstream", "Connections to backends. There is no total timeout: a stream may last as long as it flows."));
     let retry = RetrySettings::read(&root.section(
         "retry",
@@ -288,6 +291,7 @@ fn read(root: &Section<'_>) -> Settings {
         session_header,
         prefix_routing,
         model_aliases,
+        fallback_chains,
         upstream,
         retry,
         response_cache,
@@ -342,6 +346,18 @@ fn check_together(settings: &Settings, faults: &mut Vec<Fault>, warnings: &mut V
     }
     if settings.selection_strategy == Strategy::ConsistentHash && settings.prefix_routing.enabled {
         warnings.push(Fault::new("selection_strategy", "ConsistentHash only places requests without a prompt while prefix_routing.enabled is true: the prefix comes first"));
+    }
+    for (model, chain) in &settings.fallback_chains {
+        let path = format!("fallback_chains.{model}");
+        for other in chain.iter().chain([model]) {
+            if let Some(target) = settings.model_aliases.get(other) {
+                let what = format!("`{other}` is an alias, name the model: `{target}`");
+                faults.push(Fault::new(path.clone(), what));
+            }
+        }
+        if chain.contains(model) {
+            faults.push(Fault::new(path, "has the model itself in its chain"));
+        }
     }
     for (alias, target) in &settings.model_aliases {
         if settings.model_aliases.contains_key(target) {

@@ -405,6 +405,34 @@ impl<'t> Section<'t> {
         self.value(key, doc, show, parse).unwrap_or_default()
     }
 
+    /// A map from free names to lists of texts.
+    pub fn lists(&self, key: &'static str, doc: &'static str) -> BTreeMap<Arc<str>, Vec<Arc<str>>> {
+        let parse = |value: &Value| {
+            let wrong = || "must map names to lists of texts".to_owned();
+            let map = value.as_object().ok_or_else(wrong)?;
+            let entries = map.iter().map(|(name, items)| {
+                let items = items.as_array().ok_or_else(wrong)?.iter();
+                let texts = items.map(|item| {
+                    let text = item.as_str().filter(|s| !s.is_empty());
+                    text.map(Arc::from).ok_or_else(wrong)
+                });
+                Ok((Arc::from(name.as_str()), texts.collect::<Result<_, _>>()?))
+            });
+            entries.collect::<Result<BTreeMap<Arc<str>, Vec<Arc<str>>>, String>>()
+        };
+        let show = (
+            Some(BTreeMap::new()),
+            |of: &BTreeMap<Arc<str>, Vec<Arc<str>>>| {
+                let entries = of.iter().map(|(name, items)| {
+                    let items: Vec<Value> = items.iter().map(|s| s.to_string().into()).collect();
+                    (name.to_string(), Value::from(items))
+                });
+                Value::Object(entries.collect())
+            },
+        );
+        self.value(key, doc, show, parse).unwrap_or_default()
+    }
+
     /// A map from free names to texts.
     pub fn map(&self, key: &'static str, doc: &'static str) -> BTreeMap<Arc<str>, Arc<str>> {
         let parse = |value: &Value| {

@@ -115,6 +115,7 @@ metrics! {
     SPLIT_PAIRS = Gauge "tidegate_split_pairs" ["step"], "Requests in their prefill step and in their decode step.";
     SPLIT_SUSPENDED = Gauge "tidegate_split_groups_suspended" [], "Groups of workers that are not paired for now, since hand-offs between them failed in a row.";
     HELD_KV = Gauge "tidegate_backend_held_kv_tokens" ["backend"], "KV tokens that running requests hold at a decode worker, as far as this gateway knows.";
+    FALLBACKS = Counter "tidegate_model_fallbacks_total" ["from", "to"], "Requests that another model served, since nobody could serve theirs.";
     PROMPT_TOKENS = Counter "tidegate_prompt_tokens_total" ["model"], "Prompt tokens, cached ones included.";
     COMPLETION_TOKENS = Counter "tidegate_completion_tokens_total" ["model"], "Generated tokens.";
     CACHED_PROMPT_TOKENS = Counter "tidegate_cached_prompt_tokens_total" ["model"], "Prompt tokens from the engine's KV cache.";

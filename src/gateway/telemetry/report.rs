@@ -92,6 +92,8 @@ pub struct Report {
     pub path: Option<Path>,
     /// Who computed the prompt, where that is not the one who answers.
     pub prefill_backend: Option<Arc<str>>,
+    /// The model that was wanted, where another serves.
+    pub fallback_from: Option<Arc<str>>,
     /// What its client was given for it.
     pub grant: Grant,
     complete: bool,
@@ -128,6 +130,7 @@ impl Report {
             key: None,
             path: None,
             prefill_backend: None,
+            fallback_from: None,
             grant: Grant::default(),
             complete: false,
         }
@@ -168,6 +171,10 @@ impl Report {
         );
         if let Some((blocks, all)) = self.overlap {
             tell("x-tidegate-overlap", &format!("{blocks}/{all}"));
+        }
+        if let (Some(from), Some(model)) = (&self.fallback_from, &self.model) {
+            tell("x-tidegate-model", model);
+            tell("x-tidegate-fallback-from", from);
         }
         if let Some(backend) = &self.backend {
             tell("x-tidegate-backend", backend);
@@ -312,6 +319,10 @@ impl Drop for Report {
         if self.of == Of::Call {
             return;
         }
+        if let Some(from) = &self.fallback_from {
+            counter!(names::FALLBACKS, "from" => from.to_string(), "to" => model.to_string())
+                .increment(1);
+        }
         let used = self.tokens_used();
         self.grant.used(used);
         if let Some(cache) = self.cache {
@@ -342,6 +353,7 @@ impl Drop for Report {
                 backend = self.backend.as_deref().unwrap_or(""),
                 decision = if self.is_hit() { "cache_hit" } else { self.decision },
                 cache = self.cache.map_or("off", CacheNote::as_str),
+                fallback_from = self.fallback_from.as_deref().unwrap_or(""),
                 path = self.path.map_or("", Path::as_str),
                 prefill_backend = self.prefill_backend.as_deref().unwrap_or(""),
                 overlap = self.overlap.map_or(0, |(blocks, _)| blocks),

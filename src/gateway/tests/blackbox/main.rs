@@ -18,6 +18,7 @@ mod cache_s3_faults;
 mod cache_tiers;
 mod cancellation;
 mod config;
+mod fallback;
 mod health;
 mod http;
 mod keys;
