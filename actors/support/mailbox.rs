@@ -13,16 +13,19 @@ pub enum Mailbox {
     ResponseCache,
     /// Of [`crate::disagg_coordinator::DisaggCoordinator`].
     DisaggCoordinator,
+    /// Answers on their way into the tiers outside of this process: until they are there.
+    StoreTier,
 }
 
-static DEPTHS: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
+static DEPTHS: [AtomicUsize; 4] = [const { AtomicUsize::new(0) }; 4];
 
 impl Mailbox {
     /// All of them.
-    pub const ALL: [Mailbox; 3] = [
+    pub const ALL: [Mailbox; 4] = [
         Mailbox::IndexShard,
         Mailbox::ResponseCache,
         Mailbox::DisaggCoordinator,
+        Mailbox::StoreTier,
     ];
 
     /// The word used in metrics.
@@ -31,6 +34,7 @@ impl Mailbox {
             Mailbox::IndexShard => "index_shard",
             Mailbox::ResponseCache => "response_cache",
             Mailbox::DisaggCoordinator => "disagg_coordinator",
+            Mailbox::StoreTier => "store_tier",
         }
     }
 

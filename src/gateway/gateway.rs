@@ -14,6 +14,7 @@ use actors::directory::Directory;
 use actors::kv_index::KvIndexHandle;
 use actors::kv_share::ShareState;
 use actors::router::RouterSeed;
+use actors::support::mailbox::Mailbox;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use metrics_exporter_prometheus::PrometheusHandle;
 use routing::access::KeyRing;
@@ -77,6 +78,11 @@ impl Gateway {
     pub fn flights(&self) -> usize {
         let cache = self.cache.as_ref();
         cache.map_or(0, |cache| cache.flights.running())
+    }
+
+    /// Answers that are on their way into Redis or S3.
+    pub fn writes(&self) -> usize {
+        Mailbox::StoreTier.depth()
     }
 }
 

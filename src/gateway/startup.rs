@@ -202,7 +202,7 @@ pub async fn start_from(
         requests: Requests::default(),
         buffered: Buffered::new(settings.server.max_buffered_request_bytes),
         phase: Phases::default(),
-        prometheus: export::recorder(),
+        prometheus: export::recorder(&settings.metrics.latency_buckets),
         reload,
         gone: Gone::default(),
         settings: ArcSwap::from_pointee(settings),
@@ -389,7 +389,8 @@ impl Running {
 
     async fn all_ended(&self) {
         // answers are kept after the client has them
-        while self.gateway.requests.count() > 0 || self.gateway.flights() > 0 {
+        let gateway = &self.gateway;
+        while gateway.requests.count() > 0 || gateway.flights() > 0 || gateway.writes() > 0 {
             tokio::time::sleep(DRAIN_POLL).await;
         }
     }

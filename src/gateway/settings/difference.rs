@@ -6,10 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Keys, or all keys below them, that are read at the start alone: they are of the listeners, of caches
 /// and connections that live as long as the process, or of the log.
-const AT_START: [&str; 20] = [
+const AT_START: [&str; 21] = [
     "server",
     "logging.level",
     "logging.format",
+    "metrics",
     "retry.budget_ratio",
     "health_checks.path",
     "upstream.connect_timeout",

@@ -20,8 +20,8 @@ pub use sections::{
     AdminSettings, ApiKeySettings, BreakerSettings, CacheBackend, CacheSettings, ConnectorKind,
     DisaggSettings, DrainSettings, EventSource, ExternalStorage, HealthCheckSettings,
     KvIndexSettings, KvPeerSettings, L2Settings, L2Type, LogFormat, LoggingSettings,
-    PrefixSettings, QuotaSettings, RedisSettings, ReloadSettings, RetrySettings, ScoringSettings,
-    ServerSettings, Tokenizer, UpstreamSettings,
+    MetricSettings, PrefixSettings, QuotaSettings, RedisSettings, ReloadSettings, RetrySettings,
+    ScoringSettings, ServerSettings, Tokenizer, UpstreamSettings,
 };
 
 use actix_web::http::header::HeaderName;
@@ -51,6 +51,8 @@ pub struct Settings {
     pub drain: DrainSettings,
     /// Log level and format.
     pub logging: LoggingSettings,
+    /// How what is seen is counted.
+    pub metrics: MetricSettings,
     /// What decides when nothing better is known.
     pub selection_strategy: Strategy,
     /// The header that names a session, for `ConsistentHash`.
@@ -133,6 +135,7 @@ impl Settings {
                 max_idle_per_backend: of.upstream.max_idle_per_backend,
                 ..self.upstream
             },
+            metrics: of.metrics,
             response_cache: of.response_cache,
             kv_cache_index: KvIndexSettings {
                 enabled: of.kv_cache_index.enabled,
@@ -248,6 +251,7 @@ fn read(root: &Section<'_>) -> Settings {
         "What happens at SIGTERM or Ctrl-C. A second signal ends the process at once.",
     ));
     let logging = LoggingSettings::read(&root.section("logging", "Log lines, on standard error."));
+    let metrics = MetricSettings::read(&root.section("metrics", "/metrics, for Prometheus."));
     let selection_strategy = root.choice(
         "selection_strategy",
         &Strategy::ALL,
@@ -287,6 +291,7 @@ fn read(root: &Section<'_>) -> Settings {
         reload,
         drain,
         logging,
+        metrics,
         selection_strategy,
         session_header,
         prefix_routing,

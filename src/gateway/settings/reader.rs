@@ -405,6 +405,23 @@ impl<'t> Section<'t> {
         self.value(key, doc, show, parse).unwrap_or_default()
     }
 
+    /// A list of numbers that grow, above 0.
+    pub fn growing(&self, key: &'static str, default: &[f64], doc: &'static str) -> Vec<f64> {
+        let wrong =
+            || "must be a list of numbers above 0, each larger than the one before".to_owned();
+        let parse = |value: &Value| {
+            let items = value.as_array().ok_or_else(wrong)?.iter();
+            let numbers = items.map(|item| item.as_f64().ok_or_else(wrong));
+            let numbers = numbers.collect::<Result<Vec<f64>, String>>()?;
+            let grows = numbers.windows(2).all(|two| two[0] < two[1]);
+            let above_0 = numbers.first().is_some_and(|first| *first > 0.0);
+            (grows && above_0).then_some(numbers).ok_or_else(wrong)
+        };
+        let show = (Some(default.to_vec()), |of: &Vec<f64>| of.clone().into());
+        self.value(key, doc, show, parse)
+            .unwrap_or_else(|| default.to_vec())
+    }
+
     /// A map from free names to lists of texts.
     pub fn lists(&self, key: &'static str, doc: &'static str) -> BTreeMap<Arc<str>, Vec<Arc<str>>> {
         let parse = |value: &Value| {

@@ -25,9 +25,6 @@ use wire::kv_events::Odd;
 /// Histogram samples wait in memory until they are folded in; this often.
 pub const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-const LATENCY_BUCKETS: [f64; 16] = [
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
-];
 const GAP_BUCKETS: [f64; 12] = [
     0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0,
 ];
@@ -46,26 +43,22 @@ const SHARE_BUCKETS: [f64; 10] = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0
 const STATES: [&str; 5] = ["starting", "healthy", "unhealthy", "draining", "failed"];
 const PASSAGES: [Passage; 3] = [Passage::Closed, Passage::Open, Passage::HalfOpen];
 
-/// Installs the process's recorder, once.
-pub fn recorder() -> PrometheusHandle {
+/// Installs the process's recorder, once; latencies are counted in buckets up to these, in seconds.
+pub fn recorder(latencies: &[f64]) -> PrometheusHandle {
     static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
-    RECORDER.get_or_init(install).clone()
+    RECORDER.get_or_init(|| install(latencies)).clone()
 }
 
-fn install() -> PrometheusHandle {
+fn install(latencies: &[f64]) -> PrometheusHandle {
     let buckets = |builder: PrometheusBuilder, name: &str, buckets: &[f64]| {
         builder
             .set_buckets_for_metric(Matcher::Full(name.into()), buckets)
             .expect("the buckets are not empty")
     };
-    let mut builder = buckets(
-        PrometheusBuilder::new(),
-        names::REQUEST_DURATION,
-        &LATENCY_BUCKETS,
-    );
-    builder = buckets(builder, names::TTFT, &LATENCY_BUCKETS);
-    builder = buckets(builder, names::QUEUE_WAIT, &LATENCY_BUCKETS);
-    builder = buckets(builder, names::SPLIT_LEG, &LATENCY_BUCKETS);
+    let mut builder = buckets(PrometheusBuilder::new(), names::REQUEST_DURATION, latencies);
+    builder = buckets(builder, names::TTFT, latencies);
+    builder = buckets(builder, names::QUEUE_WAIT, latencies);
+    builder = buckets(builder, names::SPLIT_LEG, latencies);
     builder = buckets(builder, names::ITL, &GAP_BUCKETS);
     builder = buckets(builder, names::KV_ASK, &ASK_BUCKETS);
     builder = buckets(builder, names::ACTOR_ASK, &ACTOR_BUCKETS);

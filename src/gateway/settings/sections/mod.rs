@@ -17,5 +17,6 @@ pub use placement::{
 };
 pub use quotas::QuotaSettings;
 pub use server::{
-    AdminSettings, DrainSettings, LogFormat, LoggingSettings, ReloadSettings, ServerSettings,
+    AdminSettings, DrainSettings, LogFormat, LoggingSettings, MetricSettings, ReloadSettings,
+    ServerSettings,
 };

@@ -26,6 +26,7 @@ mod kv_index;
 mod kv_modes;
 mod kv_sharing;
 mod logging;
+mod metrics;
 mod overload;
 mod quotas;
 mod reload;
