@@ -111,3 +111,31 @@ def test_prometheus_scrapes_the_router_and_every_engine_under_its_name_in_the_se
     scraped = {config["labels"]["backend"]: config["targets"][0] for config in jobs["engines"]}
     assert scraped == backends()
     assert "prometheus" in jobs
+
+
+def test_the_kubernetes_example_is_settings_that_the_router_takes_and_probes_what_it_serves():
+    kinds = {part["kind"]: part for part in yaml.safe_load_all((REPOSITORY / "deploy/kubernetes.yaml").read_text())}
+    settings = yaml.safe_load(kinds["ConfigMap"]["data"]["tidegate.yaml"])
+    pod = kinds["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["livenessProbe"]["httpGet"]["path"] == "/health"
+    assert container["readinessProbe"]["httpGet"]["path"] == "/ready"
+    seconds = [int(settings["drain"][key].removesuffix("s")) for key in ("delay", "timeout")]
+    assert pod["terminationGracePeriodSeconds"] > sum(seconds)
+    assert seconds[0] >= 2 * container["readinessProbe"]["periodSeconds"]
+    assert all("subPath" not in mount for mount in container["volumeMounts"])
+    mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
+    named = [*container["args"][1::2], settings["api_keys"]["file"]]
+    assert all(any(path.startswith(mount + "/") for mount in mounts) for path in named)
+
+
+def test_the_override_for_real_workers_names_workers_of_its_settings():
+    override = yaml.safe_load((REPOSITORY / "docker-compose.real.yml").read_text())["services"]
+    settings = yaml.safe_load((REPOSITORY / "config/real-engines.yaml").read_text())
+    scrapes = yaml.safe_load((REPOSITORY / "grafana/prometheus-real.yml").read_text())["scrape_configs"]
+    workers = {backend["url"].removeprefix("http://") for backend in settings["backends"]}
+    hosts = {entry.split(":")[0] for entry in override["router"]["extra_hosts"]}
+    assert {worker.split(":")[0] for worker in workers} == hosts
+    scraped = {target for job in scrapes if job["job_name"] == "engines" for of in job["static_configs"] for target in of["targets"]}
+    assert scraped == workers
+    assert override["router"]["command"][-1].endswith("/real-engines.yaml")
