@@ -8,6 +8,7 @@ mod handoff;
 mod healthcheck;
 pub mod http;
 pub mod kv;
+mod listener;
 pub mod proxy;
 mod redis;
 pub mod settings;

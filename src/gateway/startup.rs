@@ -5,17 +5,14 @@ use crate::access;
 use crate::cache;
 use crate::gateway::{Buffered, Gateway, Phase, Phases, Requests, Worker};
 use crate::handoff;
-use crate::http;
 use crate::kv::{TokenCache, parity, share, wiring};
+use crate::listener::{CLOSING_TIME, Listeners};
 use crate::redis::Redis;
 use crate::settings::Settings;
 use crate::telemetry::handles::Handles;
 use crate::telemetry::{export, log};
 use crate::tokenize::{self, EncodingThreads};
 use crate::upstream::{Client, ClientSettings, HttpProber};
-use actix_web::dev::{Server, ServerHandle};
-use actix_web::rt::net::TcpStream;
-use actix_web::{App, HttpServer};
 use actors::cluster::{Cluster, ClusterSettings};
 use actors::health_checker::HealthSettings;
 use actors::kv_index::KvIndex;
@@ -26,7 +23,6 @@ use routing::breaker::BreakerRules;
 use routing::choose::ChoiceRules;
 use routing::health::HealthRules;
 use routing::retry::RetryBudget;
-use socket2::TcpKeepalive;
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -37,10 +33,6 @@ use tracing::{error, info, warn};
 
 /// How often idle upstream connections are looked through.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-/// A silent client connection is probed by the kernel after this.
-const CLIENT_PROBE_AFTER: Duration = Duration::from_secs(15);
-/// For cut streams to send their last event, and for connections to close.
-const CLOSING_TIME: Duration = Duration::from_secs(2);
 /// How often a drain looks whether requests have ended.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
 /// Exit code when a second signal came.
@@ -50,11 +42,13 @@ const INTERRUPTED: i32 = 130;
 pub struct Running {
     /// Where.
     pub address: SocketAddr,
+    /// Where `/admin` is, when it has a listener of its own.
+    pub admin_address: Option<SocketAddr>,
     /// Shared state.
     pub gateway: Arc<Gateway>,
     /// The root of the actor tree.
     pub cluster: Root<Cluster>,
-    server: ServerHandle,
+    listeners: Listeners,
 }
 
 /// Serves until a signal comes; answers the exit code.
@@ -166,20 +160,20 @@ pub async fn start(mut settings: Settings) -> std::io::Result<Running> {
         prometheus: export::recorder(),
         settings,
     });
-    let (server, address) = listen(&gateway)?;
-    let handle = server.handle();
-    actix_rt::spawn(server);
+    let listeners = Listeners::open(&gateway)?;
+    let (address, admin_address) = (listeners.address, listeners.admin_address);
     actix_rt::spawn(upkeep(gateway.clone()));
     if gateway.settings.kv_cache_index.parity_check {
         actix_rt::spawn(parity::watch(gateway.clone(), client));
     }
     let backends = gateway.settings.backends.len();
-    info!(%address, backends, workers = gateway.settings.server.workers, strategy = ?gateway.settings.selection_strategy, version = env!("CARGO_PKG_VERSION"), "serving");
+    info!(%address, admin = admin_address.map(tracing::field::display), backends, workers = gateway.settings.server.workers, strategy = ?gateway.settings.selection_strategy, version = env!("CARGO_PKG_VERSION"), "serving");
     Ok(Running {
         address,
+        admin_address,
         gateway,
         cluster,
-        server: handle,
+        listeners,
     })
 }
 
@@ -215,56 +209,6 @@ fn cluster_settings(settings: &Settings) -> ClusterSettings {
             recovery_timeout: breaker.recovery_timeout,
         }),
         virtual_nodes: settings.prefix_routing.virtual_nodes,
-    }
-}
-
-fn listen(gateway: &Arc<Gateway>) -> std::io::Result<(Server, SocketAddr)> {
-    let settings = gateway.settings.server.clone();
-    let shared = gateway.clone();
-    let write_timeout = settings.client_write_timeout;
-    let server = HttpServer::new(move || {
-        let worker = Rc::new(worker(&shared));
-        App::new().configure(|config| http::configure(config, &worker))
-    })
-    .workers(settings.workers)
-    .max_connections(settings.max_connections)
-    .keep_alive(settings.keep_alive)
-    .tcp_nodelay(true)
-    // a client that closes its sending side has left: its request must not run on
-    .h1_allow_half_closed(false)
-    .disable_signals()
-    .shutdown_timeout(CLOSING_TIME.as_secs())
-    .on_connect(move |io, _| {
-        if let Some(stream) = io.downcast_ref::<TcpStream>() {
-            limit_unread(stream, write_timeout);
-        }
-    })
-    .bind((settings.host.as_str(), settings.port))
-    .map_err(|error| {
-        let where_to = format!("{}:{}", settings.host, settings.port);
-        std::io::Error::new(
-            error.kind(),
-            format!("cannot listen on {where_to} (server.host, server.port): {error}"),
-        )
-    })?;
-    let address = server.addrs().first().copied();
-    let address = address.ok_or_else(|| std::io::Error::other("no address was bound"))?;
-    Ok((server.run(), address))
-}
-
-/// The kernel drops a connection whose peer takes nothing for this long; the write that fails
-/// then drops the answer, and frees its backend slot.
-fn limit_unread(stream: &TcpStream, timeout: Duration) {
-    let socket = socket2::SockRef::from(stream);
-    if let Err(error) = socket.set_tcp_user_timeout(Some(timeout)) {
-        warn!(%error, "cannot set client_write_timeout on a connection");
-    }
-    // while nothing is being written, only this shows that a client has vanished without a word
-    let keepalive = TcpKeepalive::new()
-        .with_time(CLIENT_PROBE_AFTER)
-        .with_interval(CLIENT_PROBE_AFTER);
-    if let Err(error) = socket.set_tcp_keepalive(&keepalive) {
-        warn!(%error, "cannot set keepalive on a connection");
     }
 }
 
@@ -330,8 +274,8 @@ impl Running {
         }
     }
 
-    /// Closes the listener and waits for connections, briefly.
+    /// Closes the listeners and waits for connections, briefly.
     pub async fn stop(&self) {
-        self.server.stop(true).await;
+        self.listeners.close().await;
     }
 }

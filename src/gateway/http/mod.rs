@@ -16,9 +16,31 @@ pub use inference::refuse;
 use routes::ApiRoute;
 use std::rc::Rc;
 
-/// Registers every path on one worker thread. Nothing else is answered or forwarded.
+/// Registers every path of the API on one worker thread, with `/admin` unless that has a listener of its own. Nothing else
+/// is answered or forwarded.
 pub fn configure(config: &mut ServiceConfig, worker: &Rc<Worker>) {
+    api(config);
+    if worker.gateway.settings.admin.listen.is_none() {
+        admin::configure(config);
+    }
+    everywhere(config, worker);
+}
+
+/// Registers every path of the listener of `/admin`.
+pub fn configure_admin(config: &mut ServiceConfig, worker: &Rc<Worker>) {
+    admin::configure(config);
+    everywhere(config, worker);
+}
+
+fn everywhere(config: &mut ServiceConfig, worker: &Rc<Worker>) {
     config.app_data(worker.clone());
+    config.service(read("/health", probes::health));
+    config.service(read("/ready", probes::ready));
+    config.service(read("/metrics", probes::metrics));
+    config.default_service(web::to(unknown_path));
+}
+
+fn api(config: &mut ServiceConfig) {
     for route in ApiRoute::ALL {
         let handler = move |request, payload| inference::handle(route, request, payload);
         config.service(only(route.path()).route(web::post().to(handler)));
@@ -26,11 +48,6 @@ pub fn configure(config: &mut ServiceConfig, worker: &Rc<Worker>) {
     for path in ["/v1/models", "/v1/models/{id:.*}"] {
         config.service(read(path, models::handle));
     }
-    config.service(read("/health", probes::health));
-    config.service(read("/ready", probes::ready));
-    config.service(read("/metrics", probes::metrics));
-    admin::configure(config);
-    config.default_service(web::to(unknown_path));
 }
 
 fn only(path: &str) -> Resource {

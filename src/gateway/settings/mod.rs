@@ -18,7 +18,7 @@ pub use layers::{Environment, Source};
 pub use reference::{effective_yaml, reference_yaml};
 pub use sections::{
     AdminSettings, ApiKeySettings, BreakerSettings, CacheBackend, CacheSettings, ConnectorKind,
-    DisaggSettings, DrainSettings, EventSource, ExternalStorage, HealthCheckSettings,
+    DisaggSettings, DrainSettings, EventSource, ExternalStorage, HealthCheckSettings, HostPort,
     KvIndexSettings, KvPeerSettings, L2Settings, L2Type, LogFormat, LoggingSettings,
     PrefixSettings, RedisSettings, RetrySettings, ScoringSettings, ServerSettings, Tokenizer,
     UpstreamSettings,

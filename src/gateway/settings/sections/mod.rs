@@ -14,4 +14,6 @@ pub use kv_index::{EventSource, KvIndexSettings, ScoringSettings, Tokenizer};
 pub use placement::{
     BreakerSettings, HealthCheckSettings, PrefixSettings, RetrySettings, UpstreamSettings,
 };
-pub use server::{AdminSettings, DrainSettings, LogFormat, LoggingSettings, ServerSettings};
+pub use server::{
+    AdminSettings, DrainSettings, HostPort, LogFormat, LoggingSettings, ServerSettings,
+};

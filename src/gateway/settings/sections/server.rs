@@ -50,18 +50,55 @@ impl ServerSettings {
     }
 }
 
+/// An address as settings name it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostPort {
+    /// A name, or an address; IPv6 without brackets.
+    pub host: String,
+    /// 0 lets the system choose.
+    pub port: u16,
+}
+
+impl HostPort {
+    fn parse(text: &str) -> Option<Self> {
+        let (host, port) = text.rsplit_once(':')?;
+        let bare = host.strip_prefix('[').map(|rest| rest.strip_suffix(']'));
+        let host = match bare {
+            Some(inner) => inner?,
+            None if host.contains(':') => return None, // IPv6 stands in brackets
+            None => host,
+        };
+        let is_host = |c: char| !c.is_whitespace() && !"/[]@".contains(c);
+        let is_given = !host.is_empty() && host.chars().all(is_host);
+        let port = port.parse().ok().filter(|_| is_given)?;
+        Some(HostPort {
+            host: host.into(),
+            port,
+        })
+    }
+}
+
 /// `admin`.
 #[derive(Debug, Clone)]
 pub struct AdminSettings {
     /// Who has it may ask; none: who is on this machine.
     pub token: Option<Secret>,
+    /// A listener of its own; none: that of the API.
+    pub listen: Option<HostPort>,
 }
 
 impl AdminSettings {
     pub(in crate::settings) fn read(s: &Section<'_>) -> Self {
         let doc = "Clients send it as `Authorization: Bearer`. Without it /admin answers only to clients on this machine; set it when another program on this machine, such as a proxy, passes on requests of others.";
+        let token = s.secret("token", doc).map(Secret);
+        let listen = s.text_or_none("listen", "A listener of its own for /admin, as host:port, such as 127.0.0.1:9091. /health, /ready and /metrics answer there too, and /admin no longer where the API is.");
+        let parsed = listen.as_deref().map(HostPort::parse);
+        if parsed == Some(None) {
+            s.fault("listen", "must be host:port, for example 127.0.0.1:9091");
+        }
         AdminSettings {
-            token: s.secret("token", doc).map(Secret),
+            token,
+            listen: parsed.flatten(),
         }
     }
 }

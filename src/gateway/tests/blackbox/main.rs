@@ -7,6 +7,7 @@ mod support;
 
 mod abort;
 mod admin;
+mod admin_listener;
 mod body;
 mod breaker;
 mod cache;

@@ -4,7 +4,7 @@
 use super::wire::is_timeout;
 use super::{DEADLINE, Gateway};
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 /// How a body ended.
@@ -91,6 +91,11 @@ impl Client {
         Self::over(TcpStream::connect(gateway.address).unwrap())
     }
 
+    /// To this address.
+    pub fn connect_to(address: SocketAddr) -> Self {
+        Self::over(TcpStream::connect(address).unwrap())
+    }
+
     /// To a gateway in a process of its own.
     pub fn connect_to_port(port: u16) -> Self {
         Self::over(TcpStream::connect(("127.0.0.1", port)).unwrap())
@@ -120,6 +125,14 @@ impl Client {
     /// Sends bytes as they are; true when the kernel took them all.
     pub fn send(&mut self, bytes: impl AsRef<[u8]>) -> bool {
         self.stream.write_all(bytes.as_ref()).is_ok()
+    }
+
+    /// Sends a GET, with these header lines, and reads the whole answer.
+    pub fn get(&mut self, path: &str, headers: &str) -> Answer {
+        self.send(format!(
+            "GET {path} HTTP/1.1\r\nhost: gateway\r\n{headers}\r\n"
+        ));
+        self.answer()
     }
 
     /// Sends a POST of JSON and waits for nothing.

@@ -26,6 +26,8 @@ enum Command {
 /// A running gateway. Stops when dropped.
 pub struct Gateway {
     pub address: SocketAddr,
+    /// Where `/admin` is, when it has a listener of its own.
+    pub admin_address: Option<SocketAddr>,
     pub inner: Arc<gateway::gateway::Gateway>,
     commands: UnboundedSender<Command>,
     thread: Option<JoinHandle<()>>,
@@ -76,14 +78,19 @@ impl Gateway {
             actix_rt::System::new().block_on(async move {
                 let running = startup::start(settings).await.unwrap();
                 ready
-                    .send((running.address, running.gateway.clone()))
+                    .send((
+                        running.address,
+                        running.admin_address,
+                        running.gateway.clone(),
+                    ))
                     .unwrap();
                 obey(running, inbox).await;
             });
         });
-        let (address, inner) = started.recv_timeout(DEADLINE).unwrap();
+        let (address, admin_address, inner) = started.recv_timeout(DEADLINE).unwrap();
         Gateway {
             address,
+            admin_address,
             inner,
             commands,
             thread: Some(thread),
