@@ -2,6 +2,7 @@
 
 mod admin;
 mod body;
+mod cors;
 pub mod error;
 mod inference;
 mod models;
@@ -9,6 +10,7 @@ mod probes;
 pub mod routes;
 
 use crate::gateway::Worker;
+use crate::settings::CorsSettings;
 use actix_web::web::{self, ServiceConfig};
 use actix_web::{FromRequest, Handler, HttpRequest, HttpResponse, Resource};
 use error::Refusal;
@@ -19,7 +21,7 @@ use std::rc::Rc;
 /// Registers every path of the API on one worker thread, with `/admin` unless that has a listener of its own. Nothing else
 /// is answered or forwarded.
 pub fn configure(config: &mut ServiceConfig, worker: &Rc<Worker>) {
-    api(config);
+    api(config, &worker.gateway.settings.server.cors);
     if worker.gateway.settings.admin.listen.is_none() {
         admin::configure(config);
     }
@@ -40,13 +42,19 @@ fn everywhere(config: &mut ServiceConfig, worker: &Rc<Worker>) {
     config.default_service(web::to(unknown_path));
 }
 
-fn api(config: &mut ServiceConfig) {
+fn api(config: &mut ServiceConfig, cors: &CorsSettings) {
+    let mut register = |resource: Resource| {
+        match cors::policy(cors) {
+            Some(cors) => config.service(resource.wrap(cors)),
+            None => config.service(resource),
+        };
+    };
     for route in ApiRoute::ALL {
         let handler = move |request, payload| inference::handle(route, request, payload);
-        config.service(only(route.path()).route(web::post().to(handler)));
+        register(only(route.path()).route(web::post().to(handler)));
     }
     for path in ["/v1/models", "/v1/models/{id:.*}"] {
-        config.service(read(path, models::handle));
+        register(read(path, models::handle));
     }
 }
 

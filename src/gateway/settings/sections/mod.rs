@@ -1,6 +1,7 @@
 //! The sections of the settings: what each key means, its default, and its limits.
 
 mod cache;
+mod cors;
 mod disagg;
 mod keys;
 mod kv_index;
@@ -8,6 +9,7 @@ mod placement;
 mod server;
 
 pub use cache::{CacheBackend, CacheSettings, L2Settings, L2Type, RedisSettings};
+pub use cors::{ANY_ORIGIN, CorsSettings};
 pub use disagg::{ConnectorKind, DisaggSettings, ExternalStorage, KvPeerSettings};
 pub use keys::{ApiKeySettings, check_unique};
 pub use kv_index::{EventSource, KvIndexSettings, ScoringSettings, Tokenizer};

@@ -1,5 +1,6 @@
 //! `server`, `drain` and `logging`.
 
+use super::cors::CorsSettings;
 use crate::settings::reader::Section;
 use actors::backend::Secret;
 use std::time::Duration;
@@ -26,6 +27,8 @@ pub struct ServerSettings {
     pub keep_alive: Duration,
     /// How long a client may read nothing of what was sent to it.
     pub client_write_timeout: Duration,
+    /// Web pages that may call from a browser.
+    pub cors: CorsSettings,
 }
 
 impl ServerSettings {
@@ -46,6 +49,7 @@ impl ServerSettings {
             max_connections: s.int("max_connections", (25_000, 1..=u64::MAX), "Client connections per worker thread.") as usize,
             keep_alive: s.duration("keep_alive", "75s", "How long an idle client connection is kept."),
             client_write_timeout: s.duration("client_write_timeout", "60s", "A client that reads nothing of what was sent to it for this long is dropped, and its backend slot freed (Linux)."),
+            cors: CorsSettings::read(&s.section("cors", "Web pages that may call the API from a browser. Nothing of this holds for /admin.")),
         }
     }
 }

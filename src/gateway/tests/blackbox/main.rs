@@ -19,6 +19,7 @@ mod cache_s3_faults;
 mod cache_tiers;
 mod cancellation;
 mod config;
+mod cors;
 mod health;
 mod http;
 mod keys;
