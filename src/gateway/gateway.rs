@@ -5,6 +5,7 @@ use crate::handoff::Splitting;
 use crate::kv::TokenCache;
 use crate::settings::Settings;
 use crate::telemetry::handles::Handles;
+use crate::tls::Tls;
 use crate::tokenize::{Encoders, EncodingThreads};
 use crate::upstream::Client;
 use actors::directory::Directory;
@@ -33,6 +34,8 @@ pub struct Gateway {
     pub cache: Option<Arc<AnswerCache>>,
     /// Hands prompts' KV from one engine to another, when `disaggregated_serving` is on.
     pub split: Option<Splitting>,
+    /// Certificates, and whom backends must prove to be.
+    pub tls: Tls,
     /// Who may ask, when `api_keys` are given.
     pub keys: Option<KeyRing>,
     /// Makes tokens of prompts, by model.

@@ -14,5 +14,6 @@ mod redis;
 pub mod settings;
 pub mod startup;
 pub mod telemetry;
+pub mod tls;
 pub mod tokenize;
 pub mod upstream;

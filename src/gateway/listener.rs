@@ -4,6 +4,7 @@ use crate::gateway::{Gateway, Worker};
 use crate::http;
 use crate::settings::HostPort;
 use crate::startup::worker;
+use crate::tls::{Accepting, Certificate, accept};
 use actix_web::dev::{Server, ServerHandle};
 use actix_web::rt::net::TcpStream;
 use actix_web::web::ServiceConfig;
@@ -13,7 +14,8 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use tracing::warn;
+use tokio::sync::watch;
+use tracing::{debug, warn};
 
 /// A silent client connection is probed by the kernel after this.
 const CLIENT_PROBE_AFTER: Duration = Duration::from_secs(15);
@@ -48,6 +50,9 @@ struct Place<'a> {
     workers: usize,
     max_connections: usize,
     key: &'static str,
+    /// Its name in metrics.
+    name: &'static str,
+    certificate: Option<&'a Arc<Certificate>>,
 }
 
 /// The listeners of a gateway.
@@ -56,6 +61,7 @@ pub struct Listeners {
     pub address: SocketAddr,
     /// Where `/admin` is, when it has a listener of its own.
     pub admin_address: Option<SocketAddr>,
+    closing: watch::Sender<bool>,
     main: ServerHandle,
     admin: Option<ServerHandle>,
 }
@@ -74,8 +80,11 @@ impl Listeners {
             workers: settings.workers,
             max_connections: settings.max_connections,
             key: "server.host, server.port",
+            name: "server",
+            certificate: gateway.tls.server.as_ref(),
         };
-        let (main, address) = listen(gateway, &place)?;
+        let closing = watch::Sender::new(false);
+        let (main, address) = listen(gateway, &place, &closing)?;
         let own = gateway.settings.admin.listen.as_ref();
         let admin = own.map(|HostPort { host, port }| Place {
             face: Face::Admin,
@@ -84,8 +93,11 @@ impl Listeners {
             workers: 1,
             max_connections: ADMIN_CONNECTIONS_MAX,
             key: "admin.listen",
+            name: "admin",
+            certificate: gateway.tls.admin.as_ref(),
         });
-        let admin = admin.map(|place| listen(gateway, &place)).transpose()?;
+        let admin = admin.map(|place| listen(gateway, &place, &closing));
+        let admin = admin.transpose()?;
         // only now, so that nothing is served when something cannot be
         let serve = |server: Server| {
             let handle = server.handle();
@@ -96,6 +108,7 @@ impl Listeners {
         Ok(Listeners {
             address,
             admin_address,
+            closing,
             main: serve(main),
             admin: admin.map(serve),
         })
@@ -103,6 +116,7 @@ impl Listeners {
 
     /// Closes them and waits for connections, briefly. `/admin` goes last, since it can say why the rest still runs.
     pub async fn close(&self) {
+        self.closing.send_replace(true);
         self.main.stop(true).await;
         if let Some(admin) = &self.admin {
             admin.stop(true).await;
@@ -110,7 +124,23 @@ impl Listeners {
     }
 }
 
-fn listen(gateway: &Arc<Gateway>, place: &Place<'_>) -> std::io::Result<(Server, SocketAddr)> {
+fn listen(
+    gateway: &Arc<Gateway>,
+    place: &Place<'_>,
+    closing: &watch::Sender<bool>,
+) -> std::io::Result<(Server, SocketAddr)> {
+    let bound = match place.certificate {
+        None => plain(gateway, place),
+        Some(certificate) => encrypted(gateway, place, certificate, closing),
+    };
+    bound.map_err(|error| {
+        let (host, port, key) = (place.host, place.port, place.key);
+        let what = format!("cannot listen on {host}:{port} ({key}): {error}");
+        std::io::Error::new(error.kind(), what)
+    })
+}
+
+fn plain(gateway: &Arc<Gateway>, place: &Place<'_>) -> std::io::Result<(Server, SocketAddr)> {
     let settings = &gateway.settings.server;
     let (shared, face) = (gateway.clone(), place.face);
     let write_timeout = settings.client_write_timeout;
@@ -131,15 +161,43 @@ fn listen(gateway: &Arc<Gateway>, place: &Place<'_>) -> std::io::Result<(Server,
             limit_unread(stream, write_timeout);
         }
     })
-    .bind((place.host, place.port))
-    .map_err(|error| {
-        let (host, port, key) = (place.host, place.port, place.key);
-        let what = format!("cannot listen on {host}:{port} ({key}): {error}");
-        std::io::Error::new(error.kind(), what)
-    })?;
+    .bind((place.host, place.port))?;
     let address = server.addrs().first().copied();
     let address = address.ok_or_else(|| std::io::Error::other("no address was bound"))?;
     Ok((server.run(), address))
+}
+
+fn encrypted(
+    gateway: &Arc<Gateway>,
+    place: &Place<'_>,
+    certificate: &Arc<Certificate>,
+    closing: &watch::Sender<bool>,
+) -> std::io::Result<(Server, SocketAddr)> {
+    let settings = &gateway.settings.server;
+    let (shared, face) = (gateway.clone(), place.face);
+    let write_timeout = settings.client_write_timeout;
+    let accepting = Accepting {
+        name: place.name,
+        host: place.host.to_owned(),
+        port: place.port,
+        workers: place.workers,
+        max_connections: place.max_connections,
+        keep_alive: settings.keep_alive,
+        shutdown_timeout: CLOSING_TIME,
+        closing: closing.subscribe(),
+        on_connect: move |stream: &TcpStream| {
+            if let Err(error) = stream.set_nodelay(true) {
+                debug!(%error, "cannot switch Nagle's algorithm off on a connection");
+            }
+            limit_unread(stream, write_timeout);
+        },
+    };
+    let config = certificate.server_config();
+    let config = config.map_err(std::io::Error::other)?;
+    accept(accepting, config, move || {
+        let worker = Rc::new(worker(&shared));
+        App::new().configure(|config| face.configure(config, &worker))
+    })
 }
 
 /// The kernel drops a connection whose peer takes nothing for this long; the write that fails

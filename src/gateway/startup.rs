@@ -11,6 +11,7 @@ use crate::redis::Redis;
 use crate::settings::Settings;
 use crate::telemetry::handles::Handles;
 use crate::telemetry::{export, log};
+use crate::tls::Tls;
 use crate::tokenize::{self, EncodingThreads};
 use crate::upstream::{Client, ClientSettings, HttpProber};
 use actors::cluster::{Cluster, ClusterSettings};
@@ -120,7 +121,8 @@ impl Signals {
 /// When the address cannot be bound; the message names it.
 pub async fn start(mut settings: Settings) -> std::io::Result<Running> {
     let encoders = tokenize::load(&settings)?;
-    let client = Client::new(client_settings(&settings));
+    let tls = Tls::load(&settings).map_err(std::io::Error::other)?;
+    let client = Client::trusting(client_settings(&settings), tls.trust.clone());
     let mut index = wiring::wire(&mut settings, &client);
     let groups = handoff::wiring::group(&mut settings);
     let redis = Redis::where_used(&settings).map_err(std::io::Error::other)?;
@@ -133,6 +135,7 @@ pub async fn start(mut settings: Settings) -> std::io::Result<Running> {
     let prober = HttpProber::new(
         client_settings(&settings),
         settings.health_checks.path.clone(),
+        tls.trust.clone(),
     );
     let (cluster, directory) = Cluster::supervised(cluster_settings(&settings), Rc::new(prober));
     let sharing = sharing
@@ -145,6 +148,7 @@ pub async fn start(mut settings: Settings) -> std::io::Result<Running> {
         weights: wiring::weights(&settings),
     };
     let gateway = Arc::new(Gateway {
+        tls,
         keys: access::ring(&settings.api_keys).map_err(std::io::Error::other)?,
         split: handoff::wiring::start(&settings, groups, rules, &directory),
         router: RouterSeed::new(directory.clone(), rules),
@@ -163,6 +167,7 @@ pub async fn start(mut settings: Settings) -> std::io::Result<Running> {
     let listeners = Listeners::open(&gateway)?;
     let (address, admin_address) = (listeners.address, listeners.admin_address);
     actix_rt::spawn(upkeep(gateway.clone()));
+    actix_rt::spawn(gateway.tls.clone().watch());
     if gateway.settings.kv_cache_index.parity_check {
         actix_rt::spawn(parity::watch(gateway.clone(), client));
     }
@@ -214,7 +219,8 @@ fn cluster_settings(settings: &Settings) -> ClusterSettings {
 
 /// What one worker thread needs; built once per thread (and bound address), within its runtime.
 pub fn worker(gateway: &Arc<Gateway>) -> Worker {
-    let client = Client::new(client_settings(&gateway.settings));
+    let trust = gateway.tls.trust.clone();
+    let client = Client::trusting(client_settings(&gateway.settings), trust);
     let swept = client.clone();
     actix_rt::spawn(async move {
         loop {
@@ -272,6 +278,11 @@ impl Running {
         while self.gateway.requests.count() > 0 || self.gateway.flights() > 0 {
             tokio::time::sleep(DRAIN_POLL).await;
         }
+    }
+
+    /// Takes over changed certificates now, instead of within [`crate::tls::LOOK_INTERVAL`].
+    pub fn reload_certificates(&self) {
+        self.gateway.tls.reload();
     }
 
     /// Closes the listeners and waits for connections, briefly.

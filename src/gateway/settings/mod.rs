@@ -17,11 +17,11 @@ pub use fault::{Fault, Faults};
 pub use layers::{Environment, Source};
 pub use reference::{effective_yaml, reference_yaml};
 pub use sections::{
-    ANY_ORIGIN, AdminSettings, ApiKeySettings, BreakerSettings, CacheBackend, CacheSettings,
-    ConnectorKind, CorsSettings, DisaggSettings, DrainSettings, EventSource, ExternalStorage,
-    HealthCheckSettings, HostPort, KvIndexSettings, KvPeerSettings, L2Settings, L2Type, LogFormat,
-    LoggingSettings, PrefixSettings, RedisSettings, RetrySettings, ScoringSettings, ServerSettings,
-    Tokenizer, UpstreamSettings,
+    ANY_ORIGIN, AdminSettings, ApiKeySettings, BackendTls, BreakerSettings, CacheBackend,
+    CacheSettings, CertificateFiles, ConnectorKind, CorsSettings, DisaggSettings, DrainSettings,
+    EventSource, ExternalStorage, HealthCheckSettings, HostPort, KvIndexSettings, KvPeerSettings,
+    L2Settings, L2Type, LogFormat, LoggingSettings, PrefixSettings, RedisSettings, RetrySettings,
+    ScoringSettings, ServerSettings, Tokenizer, UpstreamSettings,
 };
 
 use actix_web::http::header::HeaderName;

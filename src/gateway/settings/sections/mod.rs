@@ -7,6 +7,7 @@ mod keys;
 mod kv_index;
 mod placement;
 mod server;
+mod tls;
 
 pub use cache::{CacheBackend, CacheSettings, L2Settings, L2Type, RedisSettings};
 pub use cors::{ANY_ORIGIN, CorsSettings};
@@ -19,3 +20,4 @@ pub use placement::{
 pub use server::{
     AdminSettings, DrainSettings, HostPort, LogFormat, LoggingSettings, ServerSettings,
 };
+pub use tls::{BackendTls, CertificateFiles};

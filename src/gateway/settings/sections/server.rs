@@ -1,6 +1,7 @@
 //! `server`, `drain` and `logging`.
 
 use super::cors::CorsSettings;
+use super::tls::CertificateFiles;
 use crate::settings::reader::Section;
 use actors::backend::Secret;
 use std::time::Duration;
@@ -29,6 +30,8 @@ pub struct ServerSettings {
     pub client_write_timeout: Duration,
     /// Web pages that may call from a browser.
     pub cors: CorsSettings,
+    /// With them it speaks TLS.
+    pub tls: Option<CertificateFiles>,
 }
 
 impl ServerSettings {
@@ -50,6 +53,7 @@ impl ServerSettings {
             keep_alive: s.duration("keep_alive", "75s", "How long an idle client connection is kept."),
             client_write_timeout: s.duration("client_write_timeout", "60s", "A client that reads nothing of what was sent to it for this long is dropped, and its backend slot freed (Linux)."),
             cors: CorsSettings::read(&s.section("cors", "Web pages that may call the API from a browser. Nothing of this holds for /admin.")),
+            tls: CertificateFiles::read(&s.section("tls", "Clients speak TLS (https) when both files are given; HTTP/1.1 within.")),
         }
     }
 }
@@ -89,6 +93,8 @@ pub struct AdminSettings {
     pub token: Option<Secret>,
     /// A listener of its own; none: that of the API.
     pub listen: Option<HostPort>,
+    /// With them that listener speaks TLS.
+    pub tls: Option<CertificateFiles>,
 }
 
 impl AdminSettings {
@@ -100,7 +106,12 @@ impl AdminSettings {
         if parsed == Some(None) {
             s.fault("listen", "must be host:port, for example 127.0.0.1:9091");
         }
+        let tls = CertificateFiles::read(&s.section("tls", "The listener of /admin speaks TLS when both files are given. Without a listener of its own, server.tls counts."));
+        if tls.is_some() && listen.is_none() {
+            s.fault("tls", "needs admin.listen: without it /admin is on the listener of the API, which has server.tls");
+        }
         AdminSettings {
+            tls,
             token,
             listen: parsed.flatten(),
         }

@@ -34,3 +34,5 @@ mod shutdown;
 mod smoke;
 mod split;
 mod streaming;
+mod tls;
+mod tls_backends;

@@ -3,6 +3,7 @@
 
 use super::wire::is_timeout;
 use super::{DEADLINE, Gateway};
+use rustls::{ClientConnection, Stream};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -81,6 +82,7 @@ pub fn request(path: &str, headers: &str, body: impl AsRef<[u8]>) -> Vec<u8> {
 /// One connection to the gateway.
 pub struct Client {
     stream: TcpStream,
+    tls: Option<Box<ClientConnection>>,
     unread: Vec<u8>,
     at: usize,
     broken: bool,
@@ -101,6 +103,25 @@ impl Client {
         Self::over(TcpStream::connect(("127.0.0.1", port)).unwrap())
     }
 
+    /// The same within TLS; fails when the handshake does.
+    pub fn connect_tls(address: SocketAddr, tls: ClientConnection) -> std::io::Result<Self> {
+        Self::over(TcpStream::connect(address)?).encrypted(tls)
+    }
+
+    /// Goes on within TLS.
+    pub fn encrypted(mut self, mut tls: ClientConnection) -> std::io::Result<Self> {
+        while tls.is_handshaking() {
+            tls.complete_io(&mut self.stream)?;
+        }
+        self.tls = Some(Box::new(tls));
+        Ok(self)
+    }
+
+    /// What the other end showed, and what was agreed on.
+    pub fn tls(&self) -> &ClientConnection {
+        self.tls.as_ref().unwrap()
+    }
+
     /// With a small receive buffer, so that a reader that stops is noticed soon.
     pub fn connect_small(gateway: &Gateway, receive_buffer: usize) -> Self {
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None);
@@ -116,6 +137,7 @@ impl Client {
         stream.set_write_timeout(Some(DEADLINE)).unwrap();
         Client {
             stream,
+            tls: None,
             unread: Vec::new(),
             at: 0,
             broken: false,
@@ -124,7 +146,17 @@ impl Client {
 
     /// Sends bytes as they are; true when the kernel took them all.
     pub fn send(&mut self, bytes: impl AsRef<[u8]>) -> bool {
-        self.stream.write_all(bytes.as_ref()).is_ok()
+        let bytes = bytes.as_ref();
+        match &mut self.tls {
+            None => self.stream.write_all(bytes).is_ok(),
+            Some(tls) => {
+                let mut stream = Stream::new(&mut **tls, &mut self.stream);
+                stream
+                    .write_all(bytes)
+                    .and_then(|()| stream.flush())
+                    .is_ok()
+            }
+        }
     }
 
     /// Sends a GET, with these header lines, and reads the whole answer.
@@ -310,7 +342,11 @@ impl Client {
         self.unread.drain(..self.at);
         self.at = 0;
         let mut buffer = [0; 64 << 10];
-        match self.stream.read(&mut buffer) {
+        let read = match &mut self.tls {
+            None => self.stream.read(&mut buffer),
+            Some(tls) => Stream::new(&mut **tls, &mut self.stream).read(&mut buffer),
+        };
+        match read {
             Ok(n) if n > 0 => self.unread.extend_from_slice(&buffer[..n]),
             Err(e) if is_timeout(&e) => panic!("the gateway said nothing for {DEADLINE:?}"),
             _ => self.broken = true,

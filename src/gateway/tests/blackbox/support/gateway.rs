@@ -20,6 +20,7 @@ health_checks: { interval: 50ms, timeout: 2s }
 enum Command {
     Drain,
     SetDraining(String, bool),
+    ReloadCertificates,
     Stop,
 }
 
@@ -173,6 +174,14 @@ impl Gateway {
         self.commands.send(command).ok().unwrap();
     }
 
+    /// Takes over changed certificates now.
+    pub fn reload_certificates(&self) {
+        self.commands
+            .send(Command::ReloadCertificates)
+            .ok()
+            .unwrap();
+    }
+
     /// What SIGTERM does.
     pub fn drain(&self) {
         self.commands.send(Command::Drain).ok().unwrap();
@@ -210,6 +219,7 @@ async fn obey(running: startup::Running, mut inbox: UnboundedReceiver<Command>) 
                 };
                 assert!(running.cluster.addr().send(set).await.unwrap());
             }
+            Command::ReloadCertificates => running.reload_certificates(),
             // the process of a test ends without ceremony; so does its gateway
             Command::Stop => return,
         }
