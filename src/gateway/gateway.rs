@@ -5,6 +5,7 @@ use crate::handoff::Splitting;
 use crate::kv::TokenCache;
 use crate::settings::Settings;
 use crate::telemetry::handles::Handles;
+use crate::telemetry::recent::Recent;
 use crate::tls::Tls;
 use crate::tokenize::{Encoders, EncodingThreads};
 use crate::upstream::Client;
@@ -50,6 +51,8 @@ pub struct Gateway {
     pub buffered: Buffered,
     /// Where the process stands between start and end.
     pub phase: Phases,
+    /// The last requests, for `/admin/decisions`.
+    pub recent: Recent,
     /// Renders `/metrics`.
     pub prometheus: PrometheusHandle,
 }

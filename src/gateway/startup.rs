@@ -10,6 +10,7 @@ use crate::listener::{CLOSING_TIME, Listeners};
 use crate::redis::Redis;
 use crate::settings::Settings;
 use crate::telemetry::handles::Handles;
+use crate::telemetry::recent::Recent;
 use crate::telemetry::{export, log};
 use crate::tls::Tls;
 use crate::tokenize::{self, EncodingThreads};
@@ -161,6 +162,7 @@ pub async fn start(mut settings: Settings) -> std::io::Result<Running> {
         requests: Requests::default(),
         buffered: Buffered::new(settings.server.max_buffered_request_bytes),
         phase: Phases::default(),
+        recent: Recent::new(tokio::time::Instant::now().into_std()),
         prometheus: export::recorder(),
         settings,
     });

@@ -31,6 +31,7 @@ pub fn configure(config: &mut ServiceConfig, worker: &Rc<Worker>) {
 /// Registers every path of the listener of `/admin`.
 pub fn configure_admin(config: &mut ServiceConfig, worker: &Rc<Worker>) {
     admin::configure(config);
+    config.service(read("/", admin::status::page));
     everywhere(config, worker);
 }
 

@@ -6,6 +6,7 @@ mod cache;
 mod explain;
 mod kv_index;
 mod split;
+pub(super) mod status;
 
 use super::error::Refusal;
 use super::{only, read, request_id, worker};
@@ -29,6 +30,12 @@ const PROXIED: [&str; 5] = [
 pub fn configure(config: &mut ServiceConfig) {
     config.service(read("/admin/kv-index", kv_index_path));
     config.service(read("/admin/split", split_path));
+    config.service(read("/admin/decisions", decisions_path));
+    config.service(read("/admin/info", info_path));
+    // holds no data, so whoever may not ask sees as much of it as whoever may
+    for path in ["/admin", "/admin/"] {
+        config.service(read(path, status::page));
+    }
     config.service(read("/admin/backends", backends_path));
     for (word, draining) in [("drain", true), ("undrain", false)] {
         let path = format!("/admin/backends/{{name}}/{word}");
@@ -54,6 +61,20 @@ async fn kv_index_path(request: HttpRequest) -> HttpResponse {
 async fn backends_path(request: HttpRequest) -> HttpResponse {
     match admit(&request) {
         Ok(()) => backends::show(&worker(&request).gateway),
+        Err(refusal) => refusal.response(&request_id(&request)),
+    }
+}
+
+async fn decisions_path(request: HttpRequest) -> HttpResponse {
+    match admit(&request) {
+        Ok(()) => status::decisions(&worker(&request).gateway),
+        Err(refusal) => refusal.response(&request_id(&request)),
+    }
+}
+
+async fn info_path(request: HttpRequest) -> HttpResponse {
+    match admit(&request) {
+        Ok(()) => status::info(&worker(&request).gateway),
         Err(refusal) => refusal.response(&request_id(&request)),
     }
 }

@@ -33,6 +33,7 @@ mod routing;
 mod shutdown;
 mod smoke;
 mod split;
+mod status_page;
 mod streaming;
 mod tls;
 mod tls_backends;
