@@ -68,6 +68,7 @@ install_tools() {
   python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3 python3-venv)
   has redis-server || packages+=(redis-server)
   has npm || packages+=(npm)
+  has chromium || has chromium-browser || has google-chrome || packages+=(chromium)
   [ "${#packages[@]}" -eq 0 ] || install_packages "${packages[@]}"
 
   PATH="$PATH:$STATE_DIR/prometheus/usr/bin"

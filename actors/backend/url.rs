@@ -4,9 +4,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// Where a backend listens: `http://host:port` and an optional path before `/v1`.
+/// Where a backend listens: `http://host:port`, or `https://` for TLS, and an optional path before `/v1`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct BackendUrl {
+    encrypted: bool,
     host: Arc<str>,
     port: u16,
     base: Arc<str>,
@@ -15,10 +16,8 @@ pub struct BackendUrl {
 /// Why a URL cannot be a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UrlFault {
-    /// Not `http://…`.
+    /// Neither `http://…` nor `https://…`.
     NotHttp,
-    /// `https://…`, which is not supported yet.
-    Https,
     /// No host.
     NoHost,
     /// Not a port number.
@@ -34,8 +33,9 @@ pub enum UrlFault {
 impl fmt::Display for UrlFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            UrlFault::NotHttp => "must begin with http://, for example http://vllm-1:8000",
-            UrlFault::Https => "https to backends is not supported yet, use http://",
+            UrlFault::NotHttp => {
+                "must begin with http:// or https://, for example http://vllm-1:8000"
+            }
             UrlFault::NoHost => "has no host",
             UrlFault::BadPort => "has a port that is not a number from 1 to 65535",
             UrlFault::Credentials => "must not hold a user or password; use api_key",
@@ -53,13 +53,12 @@ impl BackendUrl {
             return Err(UrlFault::BadCharacter);
         }
         let lower = text.to_ascii_lowercase();
-        if lower.starts_with("https://") {
-            return Err(UrlFault::Https);
-        }
-        if !lower.starts_with("http://") {
+        let encrypted = lower.starts_with("https://");
+        if !encrypted && !lower.starts_with("http://") {
             return Err(UrlFault::NotHttp);
         }
-        let rest = &text["http://".len()..];
+        let scheme = if encrypted { "https://" } else { "http://" };
+        let rest = &text[scheme.len()..];
         if rest.contains(['?', '#']) {
             return Err(UrlFault::QueryOrFragment);
         }
@@ -70,7 +69,7 @@ impl BackendUrl {
         if authority.contains('@') {
             return Err(UrlFault::Credentials);
         }
-        let (host, port) = split_port(authority)?;
+        let (host, port) = split_port(authority, if encrypted { 443 } else { 80 })?;
         if host.is_empty() {
             return Err(UrlFault::NoHost);
         }
@@ -80,6 +79,7 @@ impl BackendUrl {
             .unwrap_or(path)
             .trim_end_matches('/');
         Ok(BackendUrl {
+            encrypted,
             host: host.to_ascii_lowercase().into(),
             port,
             base: base.into(),
@@ -89,6 +89,11 @@ impl BackendUrl {
     /// The host without brackets, for name resolution.
     pub fn host(&self) -> &str {
         self.host.trim_start_matches('[').trim_end_matches(']')
+    }
+
+    /// Whether it is reached within TLS.
+    pub fn is_encrypted(&self) -> bool {
+        self.encrypted
     }
 
     /// The port.
@@ -109,17 +114,18 @@ impl BackendUrl {
 
 impl fmt::Display for BackendUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "http://{}:{}{}", self.host, self.port, self.base)
+        let scheme = if self.encrypted { "https" } else { "http" };
+        write!(f, "{scheme}://{}:{}{}", self.host, self.port, self.base)
     }
 }
 
-fn split_port(authority: &str) -> Result<(&str, u16), UrlFault> {
+fn split_port(authority: &str, default: u16) -> Result<(&str, u16), UrlFault> {
     let colon = match authority.rfind(']') {
         Some(bracket) => authority[bracket..].find(':').map(|at| bracket + at),
         None => authority.rfind(':'),
     };
     let Some(colon) = colon else {
-        return Ok((authority, 80));
+        return Ok((authority, default));
     };
     let port: u16 = authority[colon + 1..]
         .parse()
@@ -162,6 +168,14 @@ mod tests {
     }
 
     #[test]
+    fn https_has_a_port_of_its_own_and_is_another_backend() {
+        let url = BackendUrl::parse("HTTPS://W/v1").unwrap();
+        assert_eq!((url.port(), url.is_encrypted()), (443, true));
+        assert_eq!(url.to_string(), "https://w:443");
+        assert_ne!(url, BackendUrl::parse("http://w:443").unwrap());
+    }
+
+    #[test]
     fn ipv6_hosts_lose_their_brackets_only_for_resolution() {
         let url = BackendUrl::parse("http://[::1]:8000").unwrap();
         assert_eq!((url.host(), url.authority()), ("::1", "[::1]:8000".into()));
@@ -173,7 +187,7 @@ mod tests {
         use UrlFault::*;
         for (text, fault) in [
             ("w:8000", NotHttp),
-            ("https://w", Https),
+            ("ftp://w", NotHttp),
             ("http://", NoHost),
             ("http://:80", NoHost),
             ("http://w:99999", BadPort),

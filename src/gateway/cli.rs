@@ -97,6 +97,10 @@ impl Cli {
                     eprintln!("{fault}");
                     return FAULTY;
                 }
+                if let Err(fault) = crate::tls::Tls::load(&loaded.settings) {
+                    eprintln!("{fault}");
+                    return FAULTY;
+                }
                 let count = loaded.settings.backends.len();
                 println!("ok: {count} backend{}", if count == 1 { "" } else { "s" });
                 running.as_ref().map_or(0, |url| {

@@ -7,6 +7,8 @@ use crate::quotas::Quotas;
 use crate::reload::ReloadHandle;
 use crate::settings::Settings;
 use crate::telemetry::handles::Handles;
+use crate::telemetry::recent::Recent;
+use crate::tls::Tls;
 use crate::tokenize::{Encoders, EncodingThreads};
 use crate::upstream::Client;
 use actors::cluster::Reconciled;
@@ -39,6 +41,8 @@ pub struct Gateway {
     pub cache: Option<Arc<AnswerCache>>,
     /// Hands prompts' KV from one engine to another, when `disaggregated_serving` is on.
     pub split: Option<ArcSwap<Splitting>>,
+    /// Certificates, and whom backends must prove to be.
+    pub tls: Tls,
     /// Who may ask, when `api_keys` are given.
     pub keys: ArcSwapOption<KeyRing>,
     /// What clients may ask for.
@@ -59,6 +63,8 @@ pub struct Gateway {
     pub gone: Gone,
     /// Where the process stands between start and end.
     pub phase: Phases,
+    /// The last requests, for `/admin/decisions`.
+    pub recent: Recent,
     /// Renders `/metrics`.
     pub prometheus: PrometheusHandle,
 }

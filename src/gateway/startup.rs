@@ -5,19 +5,18 @@ use crate::access;
 use crate::cache;
 use crate::gateway::{Buffered, Gateway, Gone, Phase, Phases, Requests, Worker};
 use crate::handoff;
-use crate::http;
 use crate::kv::{TokenCache, parity, share, wiring};
+use crate::listener::{CLOSING_TIME, Listeners};
 use crate::quotas::Quotas;
 use crate::redis::Redis;
 use crate::reload::{self, Origin, Parts, Reloader, Wiring};
 use crate::settings::{Known, Settings};
 use crate::telemetry::handles::Handles;
+use crate::telemetry::recent::Recent;
 use crate::telemetry::{export, log};
+use crate::tls::Tls;
 use crate::tokenize::{self, EncodingThreads};
 use crate::upstream::{Client, ClientSettings, HttpProber};
-use actix_web::dev::{Server, ServerHandle};
-use actix_web::rt::net::TcpStream;
-use actix_web::{App, HttpServer};
 use actors::cluster::{Cluster, ClusterSettings};
 use actors::health_checker::HealthSettings;
 use actors::kv_index::KvIndex;
@@ -29,7 +28,6 @@ use routing::breaker::BreakerRules;
 use routing::choose::ChoiceRules;
 use routing::health::HealthRules;
 use routing::retry::RetryBudget;
-use socket2::TcpKeepalive;
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -40,10 +38,6 @@ use tracing::{error, info, warn};
 
 /// How often idle upstream connections are looked through.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-/// A silent client connection is probed by the kernel after this.
-const CLIENT_PROBE_AFTER: Duration = Duration::from_secs(15);
-/// For cut streams to send their last event, and for connections to close.
-const CLOSING_TIME: Duration = Duration::from_secs(2);
 /// How often a drain looks whether requests have ended.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
 /// Exit code when a second signal came.
@@ -53,11 +47,13 @@ const INTERRUPTED: i32 = 130;
 pub struct Running {
     /// Where.
     pub address: SocketAddr,
+    /// Where `/admin` is, when it has a listener of its own.
+    pub admin_address: Option<SocketAddr>,
     /// Shared state.
     pub gateway: Arc<Gateway>,
     /// The root of the actor tree.
     pub cluster: Root<Cluster>,
-    server: ServerHandle,
+    listeners: Listeners,
 }
 
 /// Where settings come from, and what they are, to be read again.
@@ -157,7 +153,8 @@ pub async fn start_from(
     // from here on: by default it would end the process
     let hangups = signal(SignalKind::hangup())?;
     let encoders = tokenize::load(&settings)?;
-    let client = Client::new(client_settings(&settings));
+    let tls = Tls::load(&settings).map_err(std::io::Error::other)?;
+    let client = Client::trusting(client_settings(&settings), tls.trust.clone());
     let mut wiring = Wiring::default();
     let (mut index, groups) = wiring.wire(&mut settings, &client);
     let redis = Redis::where_used(&settings).map_err(std::io::Error::other)?;
@@ -175,6 +172,7 @@ pub async fn start_from(
     let prober = HttpProber::new(
         client_settings(&settings),
         settings.health_checks.path.clone(),
+        tls.trust.clone(),
     );
     let (cluster, directory) = Cluster::supervised(cluster_settings(&settings), Rc::new(prober));
     let shared = sharing.clone().zip(kv.as_ref());
@@ -189,6 +187,7 @@ pub async fn start_from(
     let keys = access::ring(&settings.api_keys).map_err(std::io::Error::other)?;
     let split = handoff::wiring::start(&settings, groups, rules, &directory);
     let gateway = Arc::new(Gateway {
+        tls,
         keys: ArcSwapOption::from_pointee(keys),
         split: split.map(ArcSwap::from_pointee),
         router: RouterSeed::new(directory.clone(), rules),
@@ -203,15 +202,16 @@ pub async fn start_from(
         buffered: Buffered::new(settings.server.max_buffered_request_bytes),
         phase: Phases::default(),
         prometheus: export::recorder(&settings.metrics.latency_buckets),
+        recent: Recent::new(tokio::time::Instant::now().into_std()),
         reload,
         gone: Gone::default(),
         settings: ArcSwap::from_pointee(settings),
     });
     reload::say_loaded();
-    let (server, address) = listen(&gateway)?;
-    let handle = server.handle();
-    actix_rt::spawn(server);
+    let listeners = Listeners::open(&gateway)?;
+    let (address, admin_address) = (listeners.address, listeners.admin_address);
     actix_rt::spawn(upkeep(gateway.clone()));
+    actix_rt::spawn(gateway.tls.clone().watch());
     let settings = gateway.settings();
     if settings.kv_cache_index.parity_check {
         actix_rt::spawn(parity::watch(gateway.clone(), client.clone()));
@@ -227,12 +227,13 @@ pub async fn start_from(
         actix_rt::spawn(Reloader::new(origin, gateway.clone(), parts).run(asked, hangups));
     }
     let backends = settings.backends.len();
-    info!(%address, backends, workers = settings.server.workers, strategy = ?settings.selection_strategy, version = env!("CARGO_PKG_VERSION"), "serving");
+    info!(%address, admin = admin_address.map(tracing::field::display), backends, workers = settings.server.workers, strategy = ?settings.selection_strategy, version = env!("CARGO_PKG_VERSION"), "serving");
     Ok(Running {
         address,
+        admin_address,
         gateway,
         cluster,
-        server: handle,
+        listeners,
     })
 }
 
@@ -282,59 +283,10 @@ pub fn cluster_settings(settings: &Settings) -> ClusterSettings {
     }
 }
 
-fn listen(gateway: &Arc<Gateway>) -> std::io::Result<(Server, SocketAddr)> {
-    let settings = gateway.settings().server.clone();
-    let shared = gateway.clone();
-    let write_timeout = settings.client_write_timeout;
-    let server = HttpServer::new(move || {
-        let worker = Rc::new(worker(&shared));
-        App::new().configure(|config| http::configure(config, &worker))
-    })
-    .workers(settings.workers)
-    .max_connections(settings.max_connections)
-    .keep_alive(settings.keep_alive)
-    .tcp_nodelay(true)
-    // a client that closes its sending side has left: its request must not run on
-    .h1_allow_half_closed(false)
-    .disable_signals()
-    .shutdown_timeout(CLOSING_TIME.as_secs())
-    .on_connect(move |io, _| {
-        if let Some(stream) = io.downcast_ref::<TcpStream>() {
-            limit_unread(stream, write_timeout);
-        }
-    })
-    .bind((settings.host.as_str(), settings.port))
-    .map_err(|error| {
-        let where_to = format!("{}:{}", settings.host, settings.port);
-        std::io::Error::new(
-            error.kind(),
-            format!("cannot listen on {where_to} (server.host, server.port): {error}"),
-        )
-    })?;
-    let address = server.addrs().first().copied();
-    let address = address.ok_or_else(|| std::io::Error::other("no address was bound"))?;
-    Ok((server.run(), address))
-}
-
-/// The kernel drops a connection whose peer takes nothing for this long; the write that fails
-/// then drops the answer, and frees its backend slot.
-fn limit_unread(stream: &TcpStream, timeout: Duration) {
-    let socket = socket2::SockRef::from(stream);
-    if let Err(error) = socket.set_tcp_user_timeout(Some(timeout)) {
-        warn!(%error, "cannot set client_write_timeout on a connection");
-    }
-    // while nothing is being written, only this shows that a client has vanished without a word
-    let keepalive = TcpKeepalive::new()
-        .with_time(CLIENT_PROBE_AFTER)
-        .with_interval(CLIENT_PROBE_AFTER);
-    if let Err(error) = socket.set_tcp_keepalive(&keepalive) {
-        warn!(%error, "cannot set keepalive on a connection");
-    }
-}
-
 /// What one worker thread needs; built once per thread (and bound address), within its runtime.
 pub fn worker(gateway: &Arc<Gateway>) -> Worker {
-    let client = Client::new(client_settings(&gateway.settings()));
+    let trust = gateway.tls.trust.clone();
+    let client = Client::trusting(client_settings(&gateway.settings()), trust);
     let swept = client.clone();
     actix_rt::spawn(async move {
         loop {
@@ -395,8 +347,13 @@ impl Running {
         }
     }
 
-    /// Closes the listener and waits for connections, briefly.
+    /// Takes over changed certificates now, instead of within [`crate::tls::LOOK_INTERVAL`].
+    pub fn reload_certificates(&self) {
+        self.gateway.tls.reload();
+    }
+
+    /// Closes the listeners and waits for connections, briefly.
     pub async fn stop(&self) {
-        self.server.stop(true).await;
+        self.listeners.close().await;
     }
 }

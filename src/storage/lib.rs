@@ -15,6 +15,7 @@ mod memory;
 mod redis;
 mod s3;
 mod store;
+mod trust;
 
 pub use deadpool_redis::redis::{FromRedisValue, Pipeline, pipe};
 pub use disk::{DiskSettings, DiskStore};
@@ -28,3 +29,4 @@ pub use s3::{Credentials, S3Settings, S3Store};
 pub use store::{
     Answer, Cursor, Deleted, Holdings, LIST_KEYS_MAX, Listed, Listing, Page, Store, Value,
 };
+pub use trust::client_config;

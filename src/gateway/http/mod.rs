@@ -2,6 +2,7 @@
 
 mod admin;
 mod body;
+mod cors;
 pub mod error;
 mod fallback;
 mod inference;
@@ -10,6 +11,7 @@ mod probes;
 pub mod routes;
 
 use crate::gateway::Worker;
+use crate::settings::CorsSettings;
 use actix_web::web::{self, ServiceConfig};
 use actix_web::{FromRequest, Handler, HttpRequest, HttpResponse, Resource};
 use error::Refusal;
@@ -17,21 +19,45 @@ pub use inference::refuse;
 use routes::ApiRoute;
 use std::rc::Rc;
 
-/// Registers every path on one worker thread. Nothing else is answered or forwarded.
+/// Registers every path of the API on one worker thread, with `/admin` unless that has a listener of its own. Nothing else
+/// is answered or forwarded.
 pub fn configure(config: &mut ServiceConfig, worker: &Rc<Worker>) {
+    api(config, &worker.gateway.settings().server.cors);
+    if worker.gateway.settings().admin.listen.is_none() {
+        admin::configure(config);
+    }
+    everywhere(config, worker);
+}
+
+/// Registers every path of the listener of `/admin`.
+pub fn configure_admin(config: &mut ServiceConfig, worker: &Rc<Worker>) {
+    admin::configure(config);
+    config.service(read("/", admin::status::page));
+    everywhere(config, worker);
+}
+
+fn everywhere(config: &mut ServiceConfig, worker: &Rc<Worker>) {
     config.app_data(worker.clone());
-    for route in ApiRoute::ALL {
-        let handler = move |request, payload| inference::handle(route, request, payload);
-        config.service(only(route.path()).route(web::post().to(handler)));
-    }
-    for path in ["/v1/models", "/v1/models/{id:.*}"] {
-        config.service(read(path, models::handle));
-    }
     config.service(read("/health", probes::health));
     config.service(read("/ready", probes::ready));
     config.service(read("/metrics", probes::metrics));
-    admin::configure(config);
     config.default_service(web::to(unknown_path));
+}
+
+fn api(config: &mut ServiceConfig, cors: &CorsSettings) {
+    let mut register = |resource: Resource| {
+        match cors::policy(cors) {
+            Some(cors) => config.service(resource.wrap(cors)),
+            None => config.service(resource),
+        };
+    };
+    for route in ApiRoute::ALL {
+        let handler = move |request, payload| inference::handle(route, request, payload);
+        register(only(route.path()).route(web::post().to(handler)));
+    }
+    for path in ["/v1/models", "/v1/models/{id:.*}"] {
+        register(read(path, models::handle));
+    }
 }
 
 fn only(path: &str) -> Resource {

@@ -27,6 +27,8 @@ const CREDENTIALS: [&str; 2] = ["authorization", "x-api-key"];
 pub const RANK: &str = "x-data-parallel-rank";
 /// Written by our own server; and cookies, which the next engine would not know.
 const NOT_FOR_CLIENTS: [&str; 4] = ["date", "server", "set-cookie", "x-request-id"];
+/// Which web pages may read an answer is the router's to say: engines allow all of them by default.
+const CORS_PREFIX: &str = "access-control-";
 /// Ours: a client does not set them, and an engine does not answer with them.
 const OWN_PREFIX: &str = "x-tidegate-";
 
@@ -65,7 +67,8 @@ pub fn to_client(backend: &HeaderMap, mut pass: impl FnMut(&str, &[u8])) {
     );
     for (name, value) in backend {
         let name = name.as_str();
-        if !is_dropped(name, &named) && !NOT_FOR_CLIENTS.contains(&name) {
+        let is_ours = NOT_FOR_CLIENTS.contains(&name) || name.starts_with(CORS_PREFIX);
+        if !is_dropped(name, &named) && !is_ours {
             pass(name, value.as_bytes());
         }
     }

@@ -130,6 +130,10 @@ impl Setback {
                 };
             }
             SendError::Connect(_) => (Why::Refused, ErrorKind::Connect, "cannot be reached"),
+            SendError::Handshake(source) => {
+                warn!(backend, error = %source, "TLS handshake with a backend failed");
+                (Why::Refused, ErrorKind::Connect, "failed the TLS handshake")
+            }
             SendError::ConnectTimeout => {
                 let what = "did not accept a connection in time";
                 (Why::Refused, ErrorKind::Connect, what)

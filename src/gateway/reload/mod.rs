@@ -10,6 +10,7 @@ use crate::gateway::Gateway;
 use crate::settings::difference::{Difference, difference, needs_restart};
 use crate::settings::{Known, Loaded};
 use crate::telemetry::names;
+use crate::tls::Trust;
 use actors::cluster::Reconciled;
 pub use apply::{Parts, Wiring};
 use arc_swap::ArcSwap;
@@ -171,6 +172,7 @@ impl Reloader {
         let running = self.gateway.settings();
         let settings = loaded.settings.keeping(&running);
         let keys = access::ring(&settings.api_keys).map_err(NotReloaded::Faulty)?;
+        let trust = Trust::load(&settings).map_err(NotReloaded::Faulty)?;
         let present = self.gateway.reload.effective();
         let all = difference(&present, &loaded.effective);
         let (waiting, applied): (Vec<Difference>, Vec<Difference>) =
@@ -183,6 +185,7 @@ impl Reloader {
             ..Outcome::default()
         };
         if outcome.is_change() {
+            self.gateway.tls.trust.follow(trust);
             outcome.backends = self.parts.apply(&self.gateway, settings, keys).await;
             let effective = in_effect(&present, loaded.effective);
             self.gateway.reload.effective.store(Arc::new(effective));

@@ -2,7 +2,7 @@
 
 use super::fault::Fault;
 use super::reader::Section;
-use super::sections::{ExternalStorage, KvPeerSettings};
+use super::sections::{BackendTls, ExternalStorage, KvPeerSettings};
 use actors::backend::{BackendSpec, BackendUrl, KvSeat, Secret};
 use routing::view::{HandOffGroup, Role};
 use std::collections::BTreeMap;
@@ -18,6 +18,8 @@ pub struct BackendExtras {
     pub storage: BTreeMap<Arc<str>, ExternalStorage>,
     /// How other engines reach them.
     pub peers: BTreeMap<Arc<str>, KvPeerSettings>,
+    /// How those behind `https://` prove who they are.
+    pub tls: BTreeMap<Arc<str>, BackendTls>,
 }
 
 pub(super) fn read(root: &Section<'_>) -> (Vec<BackendSpec>, BackendExtras) {
@@ -27,6 +29,12 @@ pub(super) fn read(root: &Section<'_>) -> (Vec<BackendSpec>, BackendExtras) {
         let (spec, own, peer) = backend(&item);
         if let Some(own) = own {
             extras.storage.insert(spec.name.clone(), own);
+        }
+        if let Some(tls) = BackendTls::read(&item.section(
+            "tls",
+            "How a backend behind https:// proves who it is, where that is not as for all.",
+        )) {
+            extras.tls.insert(spec.name.clone(), tls);
         }
         extras.peers.insert(spec.name.clone(), peer);
         specs.push(spec);
@@ -48,7 +56,7 @@ fn backend(s: &Section<'_>) -> (BackendSpec, Option<ExternalStorage>, KvPeerSett
     }
     let text = s.required(
         "url",
-        "http://host:port; a path before /v1 is kept, a trailing / or /v1 is not needed.",
+        "http://host:port, or https:// for TLS; a path before /v1 is kept, a trailing / or /v1 is not needed.",
     );
     let url = BackendUrl::parse(&text).unwrap_or_else(|fault| {
         if !text.is_empty() {

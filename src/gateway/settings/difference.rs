@@ -6,8 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Keys, or all keys below them, that are read at the start alone: they are of the listeners, of caches
 /// and connections that live as long as the process, or of the log.
-const AT_START: [&str; 21] = [
+const AT_START: [&str; 24] = [
     "server",
+    "admin.listen",
+    "admin.tls",
     "logging.level",
     "logging.format",
     "metrics",
@@ -17,6 +19,7 @@ const AT_START: [&str; 21] = [
     "upstream.pool_idle_timeout",
     "upstream.connection_max_age",
     "upstream.max_idle_per_backend",
+    "upstream.tls",
     "response_cache",
     "kv_cache_index.enabled",
     "kv_cache_index.backend",

@@ -17,11 +17,12 @@ pub use fault::{Fault, Faults, Known};
 pub use layers::{Environment, Source};
 pub use reference::{effective_yaml, reference_yaml};
 pub use sections::{
-    AdminSettings, ApiKeySettings, BreakerSettings, CacheBackend, CacheSettings, ConnectorKind,
-    DisaggSettings, DrainSettings, EventSource, ExternalStorage, HealthCheckSettings,
-    KvIndexSettings, KvPeerSettings, L2Settings, L2Type, LogFormat, LoggingSettings,
-    MetricSettings, PrefixSettings, QuotaSettings, RedisSettings, ReloadSettings, RetrySettings,
-    ScoringSettings, ServerSettings, Tokenizer, UpstreamSettings,
+    ANY_ORIGIN, AdminSettings, ApiKeySettings, BackendTls, BreakerSettings, CacheBackend,
+    CacheSettings, CertificateFiles, ConnectorKind, CorsSettings, DisaggSettings, DrainSettings,
+    EventSource, ExternalStorage, HealthCheckSettings, HostPort, KvIndexSettings, KvPeerSettings,
+    L2Settings, L2Type, LogFormat, LoggingSettings, MetricSettings, PrefixSettings, QuotaSettings,
+    RedisSettings, ReloadSettings, RetrySettings, ScoringSettings, ServerSettings, Tokenizer,
+    UpstreamSettings,
 };
 
 use actix_web::http::header::HeaderName;
@@ -120,6 +121,11 @@ impl Settings {
         let of = running.clone();
         Settings {
             server: of.server,
+            admin: AdminSettings {
+                listen: of.admin.listen,
+                tls: of.admin.tls,
+                ..self.admin
+            },
             logging: LoggingSettings {
                 access: self.logging.access,
                 ..of.logging
@@ -133,6 +139,7 @@ impl Settings {
                 pool_idle_timeout: of.upstream.pool_idle_timeout,
                 connection_max_age: of.upstream.connection_max_age,
                 max_idle_per_backend: of.upstream.max_idle_per_backend,
+                ca_file: of.upstream.ca_file,
                 ..self.upstream
             },
             metrics: of.metrics,

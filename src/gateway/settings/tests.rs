@@ -138,7 +138,7 @@ backends: [{name: a, url: 'http://a'}, {nme: b, url: 'ftp://b', weight: 0, role:
         "retry: must be a section with keys of its own, not a number",
         "backends[1].name: is required",
         "backends[1].nme: unknown key, did you mean `backends[].name`?",
-        "backends[1].url: must begin with http://, for example http://vllm-1:8000",
+        "backends[1].url: must begin with http:// or https://, for example http://vllm-1:8000",
         "backends[1].weight: must be a whole number from 1 to 1000",
         "backends[1].role: must be one of unified, prefill, decode",
     ] {
@@ -177,7 +177,6 @@ fallback_chains: {m: [x, m]}");
         "kv_cache_index.event_sources[0].backend_name: no backend is named `b`; there are: a",
         "kv_cache_index.event_sources[1].endpoint: must begin with one of tcp://, ws://, wss://, http://, https://",
         "kv_cache_index.event_sources[2].backend_name: has a source already; for several data-parallel ranks behind one backend set dp_size",
-        "kv_cache_index.event_sources[2].endpoint: TLS to event endpoints is not supported yet, use http://, ws:// or tcp://",
         "response_cache.redis.url: is required by kv_cache_index.backend: redis",
         "response_cache.redis.url: is required by the chosen backend",
         "response_cache.l2.endpoint: is required by backend tiered",

@@ -5,4 +5,5 @@ pub mod handles;
 pub mod log;
 pub mod names;
 pub mod prediction;
+pub mod recent;
 pub mod report;

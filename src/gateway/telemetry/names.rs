@@ -50,6 +50,8 @@ metrics! {
     ERRORS = Counter "tidegate_errors_total" ["by", "kind"], "Requests that ended in an error, by who failed.";
     RETRIES = Counter "tidegate_retries_total" ["reason"], "Second attempts, by what the first one failed of.";
     RETRY_BUDGET_EXHAUSTED = Counter "tidegate_retry_budget_exhausted_total" [], "Failures not retried because retries had used up their share.";
+    TLS_HANDSHAKE_FAILURES = Counter "tidegate_tls_handshake_failures_total" ["listener"], "Clients that connected and came to no TLS handshake.";
+    CERTIFICATE_RELOADS = Counter "tidegate_certificate_reloads_total" ["of", "result"], "Changed certificate files, and whether they were taken over.";
     IN_FLIGHT = Gauge "tidegate_in_flight_requests" ["backend"], "Requests sent to the backend and not yet ended.";
     BACKEND_REQUESTS = Counter "tidegate_backend_requests_total" ["backend", "outcome"], "Attempts that ended at the backend.";
     BACKEND_STATE = Gauge "tidegate_backend_state" ["backend", "state"], "1 for the state that the backend is in.";

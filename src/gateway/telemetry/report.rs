@@ -4,6 +4,7 @@
 use super::handles::UNKNOWN_MODEL;
 use super::names;
 use super::prediction::Prediction;
+use super::recent::Decision;
 use crate::gateway::{RequestCount, Worker};
 use crate::http::error::{By, ErrorKind};
 use crate::http::routes::ApiRoute;
@@ -12,7 +13,7 @@ use metrics::counter;
 use routing::disagg::Path;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tracing::info;
 use wire::openai::Usage;
 use wire::splice::Cached;
@@ -158,17 +159,46 @@ impl Report {
         matches!(self.cache, Some(CacheNote::Hit(..) | CacheNote::Joined))
     }
 
+    /// How it came to its answer.
+    fn reason(&self) -> &'static str {
+        match self.is_hit() {
+            true => "cache_hit",
+            false => self.decision,
+        }
+    }
+
+    /// How it ended.
+    fn outcome(&self) -> &'static str {
+        match self.complete {
+            false => "client_cancelled",
+            true => self.error.map_or("ok", |(_, kind)| kind.as_str()),
+        }
+    }
+
+    fn remember(&self, took: Duration) {
+        self.worker.gateway.recent.push(Decision {
+            at: SystemTime::now(),
+            request_id: self.request_id.clone(),
+            route: self.route.as_str(),
+            model: self.model.clone(),
+            reason: self.reason(),
+            backend: self.backend.clone(),
+            prefill_backend: self.prefill_backend.clone(),
+            overlap: self.overlap,
+            path: self.path.map(Path::as_str),
+            cache: self.cache.map_or("off", CacheNote::as_str),
+            status: self.status,
+            outcome: self.outcome(),
+            attempts: self.attempts,
+            first_byte: self.ttft,
+            took,
+        });
+    }
+
     /// What an answer says of itself in headers.
     pub fn tell_headers(&self, mut tell: impl FnMut(&'static str, &str)) {
         tell("x-request-id", &self.request_id);
-        tell(
-            "x-tidegate-route",
-            if self.is_hit() {
-                "cache_hit"
-            } else {
-                self.decision
-            },
-        );
+        tell("x-tidegate-route", self.reason());
         if let Some((blocks, all)) = self.overlap {
             tell("x-tidegate-overlap", &format!("{blocks}/{all}"));
         }
@@ -341,6 +371,7 @@ impl Drop for Report {
         if let Some((by, kind)) = self.error {
             counter!(names::ERRORS, "by" => by.as_str(), "kind" => kind.as_str()).increment(1);
         }
+        self.remember(elapsed);
         if self.worker.gateway.settings.load().logging.access {
             info!(
                 target: "access",
@@ -348,10 +379,10 @@ impl Drop for Report {
                 route = self.route.as_str(),
                 model = self.model.as_deref().unwrap_or(""),
                 status = self.status.unwrap_or(0),
-                outcome = if cancelled { "client_cancelled" } else { self.error.map_or("ok", |(_, kind)| kind.as_str()) },
+                outcome = self.outcome(),
                 key = self.key.as_deref().unwrap_or(""),
                 backend = self.backend.as_deref().unwrap_or(""),
-                decision = if self.is_hit() { "cache_hit" } else { self.decision },
+                decision = self.reason(),
                 cache = self.cache.map_or("off", CacheNote::as_str),
                 fallback_from = self.fallback_from.as_deref().unwrap_or(""),
                 path = self.path.map_or("", Path::as_str),

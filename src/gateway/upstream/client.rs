@@ -1,6 +1,8 @@
 //! Sends a request over a pooled or fresh connection and gives the connection back afterwards.
 
 use super::connection::{Connection, RequestBody};
+use super::stream::Stream;
+use crate::tls::Trust;
 use actors::backend::{BackendUrl, ConnectionCounts};
 use bytes::Bytes;
 use hyper::body::{Body, Incoming};
@@ -8,6 +10,7 @@ use hyper::{HeaderMap, Method, Request, StatusCode};
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -27,8 +30,6 @@ pub struct ClientSettings {
 
 /// A closed connection shows itself at the first write or read on it.
 const STALE_SHOWS_WITHIN: Duration = Duration::from_secs(1);
-/// Linux: ENFILE, EMFILE, EADDRINUSE, EADDRNOTAVAIL, ENOBUFS, ENOMEM. Not the backend's fault.
-const OUR_OWN_ERRORS: [i32; 6] = [23, 24, 98, 99, 105, 12];
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +37,9 @@ pub enum SendError {
     /// Refused, unreachable or unknown.
     #[error("connect")]
     Connect(#[source] std::io::Error),
+    /// The backend does not speak TLS, or is not who it should be.
+    #[error("TLS handshake")]
+    Handshake(#[source] std::io::Error),
     /// This process or machine has run out of something.
     #[error("no socket")]
     Local(#[source] std::io::Error),
@@ -69,6 +73,7 @@ pub struct Client(Rc<Inner>);
 
 struct Inner {
     settings: ClientSettings,
+    trust: Arc<Trust>,
     idle: RefCell<HashMap<BackendUrl, VecDeque<Idle>>>,
 }
 
@@ -82,10 +87,16 @@ fn now() -> Instant {
 }
 
 impl Client {
-    /// A client without connections.
+    /// A client without connections, which trusts the public authorities.
     pub fn new(settings: ClientSettings) -> Self {
+        Client::trusting(settings, Arc::new(Trust::public()))
+    }
+
+    /// A client without connections.
+    pub fn trusting(settings: ClientSettings, trust: Arc<Trust>) -> Self {
         Client(Rc::new(Inner {
             settings,
+            trust,
             idle: RefCell::default(),
         }))
     }
@@ -111,15 +122,20 @@ impl Client {
             };
         }
         counts.new.fetch_add(1, Relaxed);
-        let open = Connection::open(url.host(), url.port());
-        let connection = tokio::time::timeout(self.0.settings.connect_timeout, open)
-            .await
-            .map_err(|_| SendError::ConnectTimeout)?
-            .map_err(|error| match error.raw_os_error() {
-                Some(code) if OUR_OWN_ERRORS.contains(&code) => SendError::Local(error),
-                _ => SendError::Connect(error),
-            })?;
+        let stream = self.open(url).await?;
+        let connection = Connection::over(stream).await;
+        let connection = connection.map_err(SendError::Connect)?;
         self.send_over(connection, url, outgoing).await
+    }
+
+    /// Opens a connection of its own, within TLS where the url says so.
+    ///
+    /// # Errors
+    /// When there is none within the timeout, handshake included.
+    pub async fn open(&self, url: &BackendUrl) -> Result<Stream, SendError> {
+        let open = Stream::open(url, &self.0.trust);
+        let opened = tokio::time::timeout(self.0.settings.connect_timeout, open).await;
+        opened.map_err(|_| SendError::ConnectTimeout)?
     }
 
     async fn send_over(

@@ -1,5 +1,6 @@
 //! One connection to a backend.
 
+use super::stream::Stream;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::{Body, Incoming};
@@ -12,7 +13,6 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 
 /// What is sent in one piece.
 pub type RequestBody = Full<Bytes>;
@@ -32,10 +32,8 @@ pub struct Connection {
 const HEAD_BYTES_MAX: usize = 64 * 1024;
 
 impl Connection {
-    /// Connects. Nagle's algorithm is off: it would hold back small writes for 40 ms.
-    pub async fn open(host: &str, port: u16) -> io::Result<Self> {
-        let stream = TcpStream::connect((host, port)).await?;
-        stream.set_nodelay(true)?;
+    /// Speaks HTTP over an open connection.
+    pub async fn over(stream: Stream) -> io::Result<Self> {
         let (sender, driver) = http1::Builder::new()
             .max_buf_size(HEAD_BYTES_MAX)
             .handshake(TokioIo::new(Socket::new(stream)))
@@ -109,12 +107,12 @@ impl Connection {
 /// it had read the whole request, and that answer can still be read. If there is none, reading
 /// says so.
 struct Socket {
-    stream: TcpStream,
+    stream: Stream,
     deaf: bool,
 }
 
 impl Socket {
-    fn new(stream: TcpStream) -> Self {
+    fn new(stream: Stream) -> Self {
         let deaf = false;
         Socket { stream, deaf }
     }

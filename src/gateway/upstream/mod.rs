@@ -9,7 +9,9 @@ mod connection;
 pub mod events;
 mod prober;
 mod question;
+mod stream;
 
 pub use client::{Client, ClientSettings, NotWhole, Outgoing, Reply, ReplyBody, SendError};
 pub use prober::{HttpProber, bearer};
 pub use question::{Unanswered, ask};
+pub use stream::Stream;

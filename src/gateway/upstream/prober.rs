@@ -1,14 +1,20 @@
 //! Asks backends how they are, over the same URLs and headers as requests.
 
-use super::{Client, ClientSettings, NotWhole, Outgoing, SendError};
+use super::{Client, ClientSettings, NotWhole, Outgoing, Reply, SendError};
+use crate::tls::Trust;
 use actors::backend::{BackendSpec, ConnectionCounts};
 use actors::health_checker::Prober;
 use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use routing::health::Probe;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::error::Elapsed;
+use tracing::warn;
 use wire::openai::ModelList;
 
 /// Bytes of `/v1/models` that are read.
@@ -18,19 +24,22 @@ const MODELS_BYTES_MAX: usize = 1 << 20;
 pub struct HttpProber {
     client: Client,
     path: String,
+    /// Backends whose last handshake failed, and of what.
+    unproven: Rc<RefCell<HashMap<Arc<str>, String>>>,
     counts: Arc<ConnectionCounts>,
 }
 
 impl HttpProber {
     /// Probes `path`. Probe connections are not kept: a probe shall find out whether the backend
     /// accepts new ones.
-    pub fn new(settings: ClientSettings, path: String) -> Self {
+    pub fn new(settings: ClientSettings, path: String, trust: Arc<Trust>) -> Self {
         let settings = ClientSettings {
             max_idle_per_backend: 0,
             ..settings
         };
         HttpProber {
-            client: Client::new(settings),
+            client: Client::trusting(settings, trust),
+            unproven: Rc::default(),
             path,
             counts: Arc::default(),
         }
@@ -42,6 +51,27 @@ impl HttpProber {
             headers.insert(AUTHORIZATION, value);
         }
         Outgoing::get(spec.url.path(path), headers)
+    }
+}
+
+/// Says once why a backend cannot be proven to be who it should be: no request would ever get there.
+fn tell_handshake(
+    backend: &Arc<str>,
+    answer: &Result<Result<Reply, SendError>, Elapsed>,
+    unproven: &mut HashMap<Arc<str>, String>,
+) {
+    match answer {
+        Ok(Err(SendError::Handshake(error))) => {
+            let what = error.to_string();
+            if unproven.get(backend) != Some(&what) {
+                warn!(%backend, error = %what, "TLS handshake with a backend failed");
+                unproven.insert(backend.clone(), what);
+            }
+        }
+        Ok(Ok(_)) => {
+            unproven.remove(backend);
+        }
+        _ => {}
     }
 }
 
@@ -62,13 +92,17 @@ impl Prober for HttpProber {
     fn probe(&self, spec: &BackendSpec, timeout: Duration) -> LocalBoxFuture<'static, Probe> {
         let (client, counts) = (self.client.clone(), self.counts.clone());
         let (url, outgoing) = (spec.url.clone(), self.ask(spec, &self.path));
+        let (name, unproven) = (spec.name.clone(), self.unproven.clone());
         async move {
             let answer = tokio::time::timeout(timeout, client.send(&url, &outgoing, &counts)).await;
+            tell_handshake(&name, &answer, &mut unproven.borrow_mut());
             match answer {
                 Ok(Ok(reply)) if reply.status.is_success() => Probe::Ok,
                 Ok(Ok(reply)) => Probe::BadStatus(reply.status.as_u16()),
                 Ok(Err(SendError::Connect(error))) if is_nobody_there(&error) => Probe::Refused,
-                Ok(Err(SendError::Broken(_) | SendError::NotHttp(_))) => Probe::Refused,
+                Ok(Err(SendError::Broken(_) | SendError::NotHttp(_) | SendError::Handshake(_))) => {
+                    Probe::Refused
+                }
                 // no name, no route, no socket, no time: the fault may be on this side
                 Ok(Err(_)) | Err(_) => Probe::TimedOut,
             }

@@ -2,13 +2,12 @@
 
 use super::settings::misconfigured;
 use crate::error::StoreError;
+use crate::trust::client_config_of;
 use futures_util::future::BoxFuture;
 use http::Uri;
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::TokioIo;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::pki_types::ServerName;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -41,16 +40,7 @@ impl Connection for Box<dyn Stream> {
 impl Connector {
     /// Trusts the certificates of `ca_file` alone, or the public authorities if there is none.
     pub(super) fn new(ca_file: Option<&Path>, timeout: Duration) -> Result<Self, StoreError> {
-        let roots = match ca_file {
-            Some(path) => read_roots(path)?,
-            None => webpki_roots::TLS_SERVER_ROOTS.iter().cloned().collect(),
-        };
-        let ring = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(ring)
-            .with_safe_default_protocol_versions()
-            .map_err(|error| misconfigured(format!("TLS: {error}")))?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
+        let config = client_config_of(ca_file).map_err(misconfigured)?;
         let tls = TlsConnector::from(Arc::new(config));
         Ok(Connector { tls, timeout })
     }
@@ -69,24 +59,6 @@ impl Connector {
         let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
         Ok(Box::new(self.tls.connect(name, tcp).await?))
     }
-}
-
-fn read_roots(path: &Path) -> Result<RootCertStore, StoreError> {
-    let shown = path.display();
-    let fault = |what: String| misconfigured(format!("CA file {shown}: {what}"));
-    let mut roots = RootCertStore::empty();
-    let certificates =
-        CertificateDer::pem_file_iter(path).map_err(|error| fault(error.to_string()))?;
-    for certificate in certificates {
-        let certificate = certificate.map_err(|error| fault(error.to_string()))?;
-        roots
-            .add(certificate)
-            .map_err(|error| fault(error.to_string()))?;
-    }
-    if roots.is_empty() {
-        return Err(fault("has no certificate".into()));
-    }
-    Ok(roots)
 }
 
 impl Service<Uri> for Connector {

@@ -7,6 +7,7 @@ mod explain;
 mod kv_index;
 mod settings;
 mod split;
+pub(super) mod status;
 
 use super::error::Refusal;
 use super::{only, read, request_id, worker};
@@ -30,6 +31,12 @@ const PROXIED: [&str; 5] = [
 pub fn configure(config: &mut ServiceConfig) {
     config.service(read("/admin/kv-index", kv_index_path));
     config.service(read("/admin/split", split_path));
+    config.service(read("/admin/decisions", decisions_path));
+    config.service(read("/admin/info", info_path));
+    // holds no data, so whoever may not ask sees as much of it as whoever may
+    for path in ["/admin", "/admin/"] {
+        config.service(read(path, status::page));
+    }
     config.service(read("/admin/backends", backends_path));
     config.service(read("/admin/config", config_path));
     config.service(only("/admin/reload").route(web::post().to(reload_path)));
@@ -61,6 +68,13 @@ async fn backends_path(request: HttpRequest) -> HttpResponse {
     }
 }
 
+async fn decisions_path(request: HttpRequest) -> HttpResponse {
+    match admit(&request) {
+        Ok(()) => status::decisions(&worker(&request).gateway),
+        Err(refusal) => refusal.response(&request_id(&request)),
+    }
+}
+
 async fn config_path(request: HttpRequest) -> HttpResponse {
     match admit(&request) {
         Ok(()) => settings::show(&worker(&request).gateway),
@@ -74,6 +88,13 @@ async fn reload_path(request: HttpRequest) -> HttpResponse {
         Err(refusal) => Err(refusal),
     };
     reloaded.unwrap_or_else(|refusal| refusal.response(&request_id(&request)))
+}
+
+async fn info_path(request: HttpRequest) -> HttpResponse {
+    match admit(&request) {
+        Ok(()) => status::info(&worker(&request).gateway),
+        Err(refusal) => refusal.response(&request_id(&request)),
+    }
 }
 
 async fn drain_path(request: HttpRequest, draining: bool) -> HttpResponse {

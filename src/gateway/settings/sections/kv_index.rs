@@ -272,15 +272,6 @@ impl EventSource {
                 format!("must begin with one of {}", EVENT_SCHEMES.join(", ")),
             );
         }
-        if ["https://", "wss://"]
-            .iter()
-            .any(|scheme| endpoint.starts_with(scheme))
-        {
-            s.fault(
-                "endpoint",
-                "TLS to event endpoints is not supported yet, use http://, ws:// or tcp://",
-            );
-        }
         EventSource {
             backend_name: s.required("backend_name", "The backend's name."),
             endpoint,

@@ -1,14 +1,17 @@
 //! The sections of the settings: what each key means, its default, and its limits.
 
 mod cache;
+mod cors;
 mod disagg;
 mod keys;
 mod kv_index;
 mod placement;
 mod quotas;
 mod server;
+mod tls;
 
 pub use cache::{CacheBackend, CacheSettings, L2Settings, L2Type, RedisSettings};
+pub use cors::{ANY_ORIGIN, CorsSettings};
 pub use disagg::{ConnectorKind, DisaggSettings, ExternalStorage, KvPeerSettings};
 pub use keys::{ApiKeySettings, check_unique};
 pub use kv_index::{EventSource, KvIndexSettings, ScoringSettings, Tokenizer};
@@ -17,6 +20,7 @@ pub use placement::{
 };
 pub use quotas::QuotaSettings;
 pub use server::{
-    AdminSettings, DrainSettings, LogFormat, LoggingSettings, MetricSettings, ReloadSettings,
-    ServerSettings,
+    AdminSettings, DrainSettings, HostPort, LogFormat, LoggingSettings, MetricSettings,
+    ReloadSettings, ServerSettings,
 };
+pub use tls::{BackendTls, CertificateFiles};

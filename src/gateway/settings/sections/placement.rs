@@ -46,12 +46,14 @@ pub struct UpstreamSettings {
     pub max_idle_per_backend: usize,
     /// Whether usage is asked of engines for streams whose client did not ask.
     pub request_stream_usage: bool,
+    /// Authorities that are trusted for `https://` backends (PEM); none: the public ones.
+    pub ca_file: Option<String>,
 }
 
 impl UpstreamSettings {
     pub(in crate::settings) fn read(s: &Section<'_>) -> Self {
         UpstreamSettings {
-            connect_timeout: s.duration("connect_timeout", "2s", "For one TCP connection, name resolution included."),
+            connect_timeout: s.duration("connect_timeout", "2s", "For one connection, name resolution and TLS handshake included."),
             first_byte_timeout: s.duration("first_byte_timeout", "60s", "From sending a streamed request to the first byte of its answer; then 504, and no second attempt."),
             first_byte_timeout_non_streaming: s.duration("first_byte_timeout_non_streaming", "600s", "The same for other requests, whose first byte comes when all of the answer is there."),
             idle_timeout: s.duration("idle_timeout", "120s", "The longest silence within an answer."),
@@ -59,6 +61,7 @@ impl UpstreamSettings {
             connection_max_age: s.duration("connection_max_age", "60s", "Connections are not used again after this, so that a changed DNS name is followed."),
             max_idle_per_backend: s.int("max_idle_per_backend", (64, 0..=100_000), "Idle connections kept per backend and worker thread.") as usize,
             request_stream_usage: s.flag("request_stream_usage", false, "Asks engines for token counts of every stream, for the token metrics; the extra chunk is hidden from clients that did not ask for it."),
+            ca_file: s.section("tls", "Backends behind https://, and their event streams behind https:// and wss://.").text_or_none("ca_file", "Certificates (PEM) of the authorities that are trusted in place of the public ones. A changed file is taken over without a restart."),
         }
     }
 }

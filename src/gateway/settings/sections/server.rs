@@ -1,5 +1,7 @@
 //! `server`, `drain` and `logging`.
 
+use super::cors::CorsSettings;
+use super::tls::CertificateFiles;
 use crate::settings::reader::Section;
 use actors::backend::Secret;
 use std::time::Duration;
@@ -26,6 +28,10 @@ pub struct ServerSettings {
     pub keep_alive: Duration,
     /// How long a client may read nothing of what was sent to it.
     pub client_write_timeout: Duration,
+    /// Web pages that may call from a browser.
+    pub cors: CorsSettings,
+    /// With them it speaks TLS.
+    pub tls: Option<CertificateFiles>,
 }
 
 impl ServerSettings {
@@ -46,7 +52,37 @@ impl ServerSettings {
             max_connections: s.int("max_connections", (25_000, 1..=u64::MAX), "Client connections per worker thread.") as usize,
             keep_alive: s.duration("keep_alive", "75s", "How long an idle client connection is kept."),
             client_write_timeout: s.duration("client_write_timeout", "60s", "A client that reads nothing of what was sent to it for this long is dropped, and its backend slot freed (Linux)."),
+            cors: CorsSettings::read(&s.section("cors", "Web pages that may call the API from a browser. Nothing of this holds for /admin.")),
+            tls: CertificateFiles::read(&s.section("tls", "Clients speak TLS (https) when both files are given; HTTP/1.1 within.")),
         }
+    }
+}
+
+/// An address as settings name it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostPort {
+    /// A name, or an address; IPv6 without brackets.
+    pub host: String,
+    /// 0 lets the system choose.
+    pub port: u16,
+}
+
+impl HostPort {
+    fn parse(text: &str) -> Option<Self> {
+        let (host, port) = text.rsplit_once(':')?;
+        let bare = host.strip_prefix('[').map(|rest| rest.strip_suffix(']'));
+        let host = match bare {
+            Some(inner) => inner?,
+            None if host.contains(':') => return None, // IPv6 stands in brackets
+            None => host,
+        };
+        let is_host = |c: char| !c.is_whitespace() && !"/[]@".contains(c);
+        let is_given = !host.is_empty() && host.chars().all(is_host);
+        let port = port.parse().ok().filter(|_| is_given)?;
+        Some(HostPort {
+            host: host.into(),
+            port,
+        })
     }
 }
 
@@ -55,13 +91,29 @@ impl ServerSettings {
 pub struct AdminSettings {
     /// Who has it may ask; none: who is on this machine.
     pub token: Option<Secret>,
+    /// A listener of its own; none: that of the API.
+    pub listen: Option<HostPort>,
+    /// With them that listener speaks TLS.
+    pub tls: Option<CertificateFiles>,
 }
 
 impl AdminSettings {
     pub(in crate::settings) fn read(s: &Section<'_>) -> Self {
         let doc = "Clients send it as `Authorization: Bearer`. Without it /admin answers only to clients on this machine; set it when another program on this machine, such as a proxy, passes on requests of others.";
+        let token = s.secret("token", doc).map(Secret);
+        let listen = s.text_or_none("listen", "A listener of its own for /admin, as host:port, such as 127.0.0.1:9091. /health, /ready and /metrics answer there too, and /admin no longer where the API is.");
+        let parsed = listen.as_deref().map(HostPort::parse);
+        if parsed == Some(None) {
+            s.fault("listen", "must be host:port, for example 127.0.0.1:9091");
+        }
+        let tls = CertificateFiles::read(&s.section("tls", "The listener of /admin speaks TLS when both files are given. Without a listener of its own, server.tls counts."));
+        if tls.is_some() && listen.is_none() {
+            s.fault("tls", "needs admin.listen: without it /admin is on the listener of the API, which has server.tls");
+        }
         AdminSettings {
-            token: s.secret("token", doc).map(Secret),
+            tls,
+            token,
+            listen: parsed.flatten(),
         }
     }
 }

@@ -66,7 +66,11 @@ fn the_settings_of_the_stack_pass_the_check_with_simulated_engines_and_with_real
     );
     for (files, backends) in [(vec![&stack], 6), (vec![&stack, &real], 2)] {
         let mut arguments = vec!["check"];
-        arguments.extend(files.into_iter().flat_map(|file| ["--config", file.as_str()]));
+        arguments.extend(
+            files
+                .into_iter()
+                .flat_map(|file| ["--config", file.as_str()]),
+        );
         let checked = run(&arguments, &[]);
         assert!(checked.status.success(), "{}", checked.stderr);
         assert!(checked.stderr.is_empty(), "{}", checked.stderr);

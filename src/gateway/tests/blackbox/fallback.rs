@@ -36,6 +36,11 @@ impl Fleet {
     }
 }
 
+fn drain(gateway: &Gateway, backend: &str, draining: bool) {
+    gateway.set_draining(backend, draining);
+    gateway.wait_for_state(backend, if draining { "draining" } else { "healthy" });
+}
+
 #[test]
 fn the_first_able_model_of_the_chain_serves_and_answers_say_so() {
     let fleet = fleet();
@@ -45,7 +50,7 @@ fn the_first_able_model_of_the_chain_serves_and_answers_say_so() {
         (own.backend(), own.header("x-tidegate-fallback-from")),
         ("large", None)
     );
-    gateway.set_draining("large", true);
+    drain(&gateway, "large", true);
     let other = gateway.chat(&chat(&user("hi")));
     assert_eq!((other.status, other.backend()), (200, "small"));
     assert_eq!(other.header("x-tidegate-model"), Some("small"));
@@ -60,11 +65,11 @@ fn the_first_able_model_of_the_chain_serves_and_answers_say_so() {
         1.0
     );
     // and back as soon as it can
-    gateway.set_draining("large", false);
+    drain(&gateway, "large", false);
     assert_eq!(gateway.chat(&chat(&user("hi"))).backend(), "large");
     // without anybody in the chain it is the model's own error
-    gateway.set_draining("large", true);
-    gateway.set_draining("small", true);
+    drain(&gateway, "large", true);
+    drain(&gateway, "small", true);
     let nobody = gateway.chat(&chat(&user("hi")));
     assert_eq!(nobody.status, 503);
     assert!(nobody.text().contains("`m`"), "{}", nobody.text());
@@ -77,7 +82,7 @@ fn an_answer_of_another_model_is_never_cached_under_the_wrong_name() {
     let ask = |text: &str| gateway.chat(&chat(&(user(text) + r#", "temperature": 0"#)));
     // one answer of the model's own is in memory
     assert_eq!(ask("first").header("x-cache"), Some("MISS"));
-    gateway.set_draining("large", true);
+    drain(&gateway, "large", true);
     let kept = ask("first");
     assert_eq!(
         (
@@ -98,7 +103,7 @@ fn an_answer_of_another_model_is_never_cached_under_the_wrong_name() {
         assert_eq!(other.json()["model"], "small");
         assert_eq!(other.header("x-tidegate-fallback-from"), Some("m"));
     }
-    gateway.set_draining("large", false);
+    drain(&gateway, "large", false);
     let own = ask("second");
     assert_eq!(
         (own.header("x-cache"), own.backend()),
@@ -113,7 +118,7 @@ fn a_key_gets_no_model_by_a_chain_that_it_may_not_ask_for() {
     let keys =
         "api_keys: {keys: [{name: k, key: secret-of-sixteen-or-more, models: [m, smaller]}]}\n";
     let gateway = fleet.gateway(keys);
-    gateway.set_draining("large", true);
+    drain(&gateway, "large", true);
     let mut client = crate::support::Client::connect(&gateway);
     let key = "x-api-key: secret-of-sixteen-or-more\r\n";
     let answer = client.post("/v1/chat/completions", key, chat(&user("hi")));
@@ -126,6 +131,6 @@ fn an_alias_of_a_model_that_another_stands_in_for_shows_the_other() {
     let gateway = fleet.gateway("model_aliases: {short: m}\n");
     let body = r#"{"model":"short","messages":[]}"#;
     assert_eq!(gateway.chat(body).json()["model"], "short");
-    gateway.set_draining("large", true);
+    drain(&gateway, "large", true);
     assert_eq!(gateway.chat(body).json()["model"], "small");
 }

@@ -35,8 +35,10 @@ pub fn transport(
         return Rc::new(zeromq::ZeroMq::new(source));
     }
     // the backend's key, for its own endpoint and no other
-    let rest = endpoint.split_once("://").map_or("", |(_, rest)| rest);
-    let own = split(rest).is_ok_and(|(url, _)| url.authority() == backend.url.authority());
+    let own = split(&endpoint).is_ok_and(|(url, _)| {
+        let is_as_safe = url.is_encrypted() == backend.url.is_encrypted();
+        is_as_safe && url.authority() == backend.url.authority()
+    });
     Rc::new(Http {
         key: bearer(backend).filter(|_| own),
         endpoint,
@@ -44,7 +46,8 @@ pub fn transport(
     })
 }
 
-/// `ws://`: WebSocket. `http://`: WebSocket if the engine upgrades, else server-sent events.
+/// `ws://`: WebSocket. `http://`: WebSocket if the engine upgrades, else server-sent events. `wss://` and `https://`: the same
+/// within TLS.
 struct Http {
     endpoint: String,
     client: Client,
@@ -77,27 +80,34 @@ async fn connect_http(
     let (scheme, rest) = endpoint
         .split_once("://")
         .ok_or("the endpoint has no scheme")?;
-    if matches!(scheme, "https" | "wss") {
-        return Err(format!("{scheme}:// is not supported yet"));
-    }
-    match websocket::connect(&format!("ws://{rest}"), key.as_ref()).await {
+    let socket = if is_encrypted(scheme) { "wss" } else { "ws" };
+    match websocket::connect(&format!("{socket}://{rest}"), &client, key.as_ref()).await {
         Ok(connection) => Ok(Box::new(connection)),
-        Err(reason) if scheme == "ws" => Err(reason),
+        Err(reason) if scheme == socket => Err(reason),
         Err(_) => {
-            let connection = sse::connect(&format!("http://{rest}"), client, key).await?;
+            let connection = sse::connect(endpoint, client, key).await?;
             Ok(Box::new(connection))
         }
     }
 }
 
+fn is_encrypted(scheme: &str) -> bool {
+    matches!(scheme, "https" | "wss")
+}
+
 /// The host and the whole path of an HTTP endpoint.
 fn split(endpoint: &str) -> Result<(BackendUrl, String), String> {
-    let rest = endpoint.strip_prefix("http://").unwrap_or(endpoint);
+    let (scheme, rest) = endpoint.split_once("://").unwrap_or(("http", endpoint));
+    let scheme = if is_encrypted(scheme) {
+        "https"
+    } else {
+        "http"
+    };
     let (authority, path) = match rest.find('/') {
         Some(at) => rest.split_at(at),
         None => (rest, "/"),
     };
-    let url = BackendUrl::parse(&format!("http://{authority}"));
+    let url = BackendUrl::parse(&format!("{scheme}://{authority}"));
     let url = url.map_err(|fault| format!("{endpoint} {fault}"))?;
     Ok((url, path.to_owned()))
 }

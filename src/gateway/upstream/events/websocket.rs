@@ -1,20 +1,25 @@
 //! KV events over a WebSocket: one JSON batch per message.
 
-use super::{FRAME_BYTES_MAX, numbered};
+use super::{FRAME_BYTES_MAX, numbered, split};
+use crate::upstream::{Client, Stream};
 use actors::kv_subscriber::{EventConnection, Frame};
 use futures_util::future::LocalBoxFuture;
 use futures_util::{FutureExt, StreamExt};
 use hyper::header::{AUTHORIZATION, HeaderValue};
-use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
-use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async_with_config};
+use tokio_tungstenite::{WebSocketStream, client_async_with_config};
 use wire::kv_events::from_json;
 
-pub struct WebSocket(WebSocketStream<MaybeTlsStream<TcpStream>>);
+pub struct WebSocket(WebSocketStream<Stream>);
 
-pub async fn connect(endpoint: &str, key: Option<&HeaderValue>) -> Result<WebSocket, String> {
+pub async fn connect(
+    endpoint: &str,
+    client: &Client,
+    key: Option<&HeaderValue>,
+) -> Result<WebSocket, String> {
+    let (url, _) = split(endpoint)?;
     let config = WebSocketConfig::default()
         .max_message_size(Some(FRAME_BYTES_MAX))
         .max_frame_size(Some(FRAME_BYTES_MAX));
@@ -23,7 +28,9 @@ pub async fn connect(endpoint: &str, key: Option<&HeaderValue>) -> Result<WebSoc
     if let Some(key) = key {
         request.headers_mut().insert(AUTHORIZATION, key.clone());
     }
-    let connected = connect_async_with_config(request, Some(config), true).await;
+    let stream = client.open(&url).await;
+    let stream = stream.map_err(|error| format!("{endpoint}: {error}"))?;
+    let connected = client_async_with_config(request, stream, Some(config)).await;
     let (stream, _) = connected.map_err(|error| format!("{endpoint}: {error}"))?;
     Ok(WebSocket(stream))
 }

@@ -3,8 +3,9 @@
 
 use super::wire::is_timeout;
 use super::{DEADLINE, Gateway};
+use rustls::{ClientConnection, Stream};
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 /// How a body ended.
@@ -81,6 +82,7 @@ pub fn request(path: &str, headers: &str, body: impl AsRef<[u8]>) -> Vec<u8> {
 /// One connection to the gateway.
 pub struct Client {
     stream: TcpStream,
+    tls: Option<Box<ClientConnection>>,
     unread: Vec<u8>,
     at: usize,
     broken: bool,
@@ -91,9 +93,33 @@ impl Client {
         Self::over(TcpStream::connect(gateway.address).unwrap())
     }
 
+    /// To this address.
+    pub fn connect_to(address: SocketAddr) -> Self {
+        Self::over(TcpStream::connect(address).unwrap())
+    }
+
     /// To a gateway in a process of its own.
     pub fn connect_to_port(port: u16) -> Self {
         Self::over(TcpStream::connect(("127.0.0.1", port)).unwrap())
+    }
+
+    /// The same within TLS; fails when the handshake does.
+    pub fn connect_tls(address: SocketAddr, tls: ClientConnection) -> std::io::Result<Self> {
+        Self::over(TcpStream::connect(address)?).encrypted(tls)
+    }
+
+    /// Goes on within TLS.
+    pub fn encrypted(mut self, mut tls: ClientConnection) -> std::io::Result<Self> {
+        while tls.is_handshaking() {
+            tls.complete_io(&mut self.stream)?;
+        }
+        self.tls = Some(Box::new(tls));
+        Ok(self)
+    }
+
+    /// What the other end showed, and what was agreed on.
+    pub fn tls(&self) -> &ClientConnection {
+        self.tls.as_ref().unwrap()
     }
 
     /// With a small receive buffer, so that a reader that stops is noticed soon.
@@ -111,6 +137,7 @@ impl Client {
         stream.set_write_timeout(Some(DEADLINE)).unwrap();
         Client {
             stream,
+            tls: None,
             unread: Vec::new(),
             at: 0,
             broken: false,
@@ -119,7 +146,25 @@ impl Client {
 
     /// Sends bytes as they are; true when the kernel took them all.
     pub fn send(&mut self, bytes: impl AsRef<[u8]>) -> bool {
-        self.stream.write_all(bytes.as_ref()).is_ok()
+        let bytes = bytes.as_ref();
+        match &mut self.tls {
+            None => self.stream.write_all(bytes).is_ok(),
+            Some(tls) => {
+                let mut stream = Stream::new(&mut **tls, &mut self.stream);
+                stream
+                    .write_all(bytes)
+                    .and_then(|()| stream.flush())
+                    .is_ok()
+            }
+        }
+    }
+
+    /// Sends a GET, with these header lines, and reads the whole answer.
+    pub fn get(&mut self, path: &str, headers: &str) -> Answer {
+        self.send(format!(
+            "GET {path} HTTP/1.1\r\nhost: gateway\r\n{headers}\r\n"
+        ));
+        self.answer()
     }
 
     /// Sends a POST of JSON and waits for nothing.
@@ -297,7 +342,11 @@ impl Client {
         self.unread.drain(..self.at);
         self.at = 0;
         let mut buffer = [0; 64 << 10];
-        match self.stream.read(&mut buffer) {
+        let read = match &mut self.tls {
+            None => self.stream.read(&mut buffer),
+            Some(tls) => Stream::new(&mut **tls, &mut self.stream).read(&mut buffer),
+        };
+        match read {
             Ok(n) if n > 0 => self.unread.extend_from_slice(&buffer[..n]),
             Err(e) if is_timeout(&e) => panic!("the gateway said nothing for {DEADLINE:?}"),
             _ => self.broken = true,

@@ -21,12 +21,15 @@ health_checks: { interval: 50ms, timeout: 2s }
 enum Command {
     Drain,
     SetDraining(String, bool),
+    ReloadCertificates,
     Stop,
 }
 
 /// A running gateway. Stops when dropped.
 pub struct Gateway {
     pub address: SocketAddr,
+    /// Where `/admin` is, when it has a listener of its own.
+    pub admin_address: Option<SocketAddr>,
     pub inner: Arc<gateway::gateway::Gateway>,
     commands: UnboundedSender<Command>,
     thread: Option<JoinHandle<()>>,
@@ -90,14 +93,19 @@ impl Gateway {
                 let origin = Some((origin, loaded.effective));
                 let running = startup::start_from(loaded.settings, origin).await.unwrap();
                 ready
-                    .send((running.address, running.gateway.clone()))
+                    .send((
+                        running.address,
+                        running.admin_address,
+                        running.gateway.clone(),
+                    ))
                     .unwrap();
                 obey(running, inbox).await;
             });
         });
-        let (address, inner) = started.recv_timeout(DEADLINE).unwrap();
+        let (address, admin_address, inner) = started.recv_timeout(DEADLINE).unwrap();
         Gateway {
             address,
+            admin_address,
             inner,
             commands,
             thread: Some(thread),
@@ -192,6 +200,14 @@ impl Gateway {
         self.commands.send(command).ok().unwrap();
     }
 
+    /// Takes over changed certificates now.
+    pub fn reload_certificates(&self) {
+        self.commands
+            .send(Command::ReloadCertificates)
+            .ok()
+            .unwrap();
+    }
+
     /// What SIGTERM does.
     pub fn drain(&self) {
         self.commands.send(Command::Drain).ok().unwrap();
@@ -229,6 +245,7 @@ async fn obey(running: startup::Running, mut inbox: UnboundedReceiver<Command>) 
                 };
                 assert!(running.cluster.addr().send(set).await.unwrap());
             }
+            Command::ReloadCertificates => running.reload_certificates(),
             // the process of a test ends without ceremony; so does its gateway
             Command::Stop => return,
         }

@@ -10,6 +10,7 @@ pub mod process;
 pub mod signal;
 pub mod sse;
 pub mod stores;
+pub mod tls;
 pub mod upstream;
 pub mod wire;
 
