@@ -15,6 +15,10 @@ SCRAPES = yaml.safe_load((REPOSITORY / "grafana/prometheus.yml").read_text())["s
 ENGINES = sorted(name for name in SERVICES if name.startswith("vllm-"))
 
 
+# What `docker-compose up` starts; the others ask for --profile.
+ALWAYS = {name: service for name, service in SERVICES.items() if "profiles" not in service}
+
+
 def backends() -> dict[str, str]:
     """Each backend of the settings: its name and the host and port of its URL."""
     return {backend["name"]: backend["url"].removeprefix("http://") for backend in SETTINGS["backends"]}
@@ -63,8 +67,9 @@ def test_only_the_router_and_grafana_are_published_and_only_on_loopback():
 
 
 def test_every_service_restarts_and_has_a_health_check():
-    for name, service in SERVICES.items():
-        assert service.get("restart") == "unless-stopped", name
+    assert all(service.get("restart") == "unless-stopped" for service in SERVICES.values())
+    # The generator of traffic listens nowhere, and ends by itself when the router is not to be had.
+    for name, service in ALWAYS.items():
         assert service.get("healthcheck", {}).get("test", ["NONE"])[0] == "CMD", name
 
 
@@ -72,6 +77,28 @@ def test_the_router_waits_for_the_health_of_what_it_needs():
     waits = SERVICES["router"]["depends_on"]
     assert sorted(waits) == sorted([*ENGINES, "kv-store", "redis-cluster", "s3"])
     assert {wait["condition"] for wait in waits.values()} == {"service_healthy"}
+
+
+def test_traffic_comes_only_when_asked_for_and_goes_to_the_router():
+    traffic = SERVICES["traffic"]
+    assert sorted(set(SERVICES) - set(ALWAYS)) == ["traffic"]
+    assert traffic["profiles"] == ["load"]
+    assert traffic["depends_on"] == {"router": {"condition": "service_healthy"}}
+    words = command("traffic")
+    assert words[words.index("--url") + 1] == f"http://router:{SETTINGS['server']['port']}"
+    (volume,) = traffic["volumes"]
+    source, target, mode = volume.split(":")
+    script = next(word for word in words if word.endswith(".py"))
+    assert (mode, (REPOSITORY / source / script.removeprefix(f"{target}/")).is_file()) == ("ro", True)
+
+
+def test_what_we_wrote_is_confined():
+    ours = [name for name, service in SERVICES.items() if "build" in service or "profiles" in service]
+    assert sorted(ours) == sorted(["router", *ENGINES, "kv-store", "s3", "traffic"])
+    for name in ours:
+        service = SERVICES[name]
+        assert service["read_only"] is True and service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
 
 
 def test_the_router_gets_longer_to_stop_than_it_takes_to_drain():
@@ -82,7 +109,7 @@ def test_the_router_gets_longer_to_stop_than_it_takes_to_drain():
 def test_every_image_has_an_exact_version():
     for name, service in SERVICES.items():
         version = service["image"].rpartition(":")[2]
-        assert version == "local" or re.fullmatch(r"v?\d+\.\d+\.\d+(-alpine)?", version), f"{name}: {service['image']}"
+        assert version == "local" or re.fullmatch(r"v?\d+\.\d+\.\d+(-alpine|-slim)?", version), f"{name}: {service['image']}"
 
 
 def test_every_built_service_names_a_stage_of_the_dockerfile():
