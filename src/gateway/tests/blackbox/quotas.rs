@@ -1,5 +1,6 @@
 //! What clients may ask for: per minute and at one time, by key, tenant, model and address.
 
+use crate::reload::held;
 use crate::support::client::Answer;
 use crate::support::sse::{DONE, delta, finish, usage};
 use crate::support::{
@@ -232,17 +233,6 @@ fn answers_of_the_cache_and_errors_cost_no_tokens() {
         assert_eq!(unknown.status, 404);
     }
     assert_eq!(ask(&gateway, "one", &body).status, 200);
-}
-
-fn held(go: Signal) -> Upstream {
-    Upstream::start(move |_, wire| {
-        wire.stream_head();
-        wire.chunk(delta("first"));
-        go.wait();
-        wire.chunk(finish("stop"));
-        wire.chunk(DONE);
-        wire.end();
-    })
 }
 
 fn opened(gateway: &Gateway, key: &str) -> (Client, Answer) {

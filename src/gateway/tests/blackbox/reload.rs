@@ -12,7 +12,8 @@ fn engine() -> Upstream {
     Upstream::json(r#"{"choices":[],"model":"m"}"#)
 }
 
-fn held(go: Signal) -> Upstream {
+/// Streams one event, and goes on when the signal is raised.
+pub fn held(go: Signal) -> Upstream {
     Upstream::start(move |_, wire| {
         wire.stream_head();
         wire.chunk(delta("first"));
