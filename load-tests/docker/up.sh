@@ -115,15 +115,24 @@ make_debian() {
   echo "made $image"
 }
 
+# What docker-compose.yml pulls, and we stand in for.
+pulled_images() {
+  awk '$1 == "image:" && $2 !~ /^tidegate/ { print $2 }' docker-compose.yml | grep -v "/$SERVICES_LEFT_OUT:" | sort -u
+}
+
 # One image for all that is pulled for running: it has every program under the name that compose calls.
 make_stand_ins() {
   make_debian tidegate-stand-in redis-server,redis-tools,prometheus,python3,python-is-python3,wget
   local image
-  for image in redis:7.4.5-alpine python:3.13-slim; do
-    docker tag tidegate-stand-in "$image"
+  for image in $(pulled_images); do
+    case $image in
+      */prometheus:*)
+        printf 'FROM tidegate-stand-in\nENTRYPOINT ["/usr/bin/prometheus"]\n' | docker build -q -t "$image" - >/dev/null
+        ;;
+      *) docker tag tidegate-stand-in "$image" ;;
+    esac
+    echo "made $image"
   done
-  printf 'FROM tidegate-stand-in\nENTRYPOINT ["/usr/bin/prometheus"]\n' \
-    | docker build -q -t prom/prometheus:v3.5.0 - >/dev/null
 }
 
 # This machine's toolchain and the sources of all dependencies, so that the Dockerfile builds without a network.
