@@ -68,6 +68,7 @@ install_tools() {
   python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3 python3-venv)
   has redis-server || packages+=(redis-server)
   has npm || packages+=(npm)
+  has valgrind || packages+=(valgrind)
   has chromium || has chromium-browser || has google-chrome || packages+=(chromium)
   [ "${#packages[@]}" -eq 0 ] || install_packages "${packages[@]}"
 
@@ -157,6 +158,11 @@ TIDEGATE_DEMO_BIN="${CARGO_TARGET_DIR:-target}/debug/demo" .venv/bin/python -m p
 step "Placement, in small"
 .venv/bin/python -m pytest -p no:cacheprovider load-tests/scenarios
 .venv/bin/python load-tests/scenarios/quality.py --quick --bin "${CARGO_TARGET_DIR:-target}/debug"
+
+step "Instructions of hot paths"
+.venv/bin/python -m pytest -p no:cacheprovider load-tests/hot-paths
+cargo build --release --locked -p hot-paths
+.venv/bin/python load-tests/hot-paths/guard.py --bin "${CARGO_TARGET_DIR:-target}/release/hot-paths"
 
 step "Documentation tests"
 cargo test --doc --workspace --locked
