@@ -4,6 +4,7 @@ use crate::cache::AnswerCache;
 use crate::handoff::Splitting;
 use crate::kv::TokenCache;
 use crate::settings::Settings;
+use crate::spans::Tracer;
 use crate::telemetry::handles::Handles;
 use crate::telemetry::recent::Recent;
 use crate::tls::Tls;
@@ -51,6 +52,8 @@ pub struct Gateway {
     pub buffered: Buffered,
     /// Where the process stands between start and end.
     pub phase: Phases,
+    /// Begins traces, when `tracing.otlp_endpoint` is set.
+    pub tracer: Option<Tracer>,
     /// The last requests, for `/admin/decisions`.
     pub recent: Recent,
     /// Renders `/metrics`.

@@ -12,6 +12,7 @@ mod listener;
 pub mod proxy;
 mod redis;
 pub mod settings;
+pub mod spans;
 pub mod startup;
 pub mod telemetry;
 pub mod tls;

@@ -9,6 +9,7 @@ use crate::kv::{TokenCache, parity, share, wiring};
 use crate::listener::{CLOSING_TIME, Listeners};
 use crate::redis::Redis;
 use crate::settings::Settings;
+use crate::spans::Tracer;
 use crate::telemetry::handles::Handles;
 use crate::telemetry::recent::Recent;
 use crate::telemetry::{export, log};
@@ -162,6 +163,7 @@ pub async fn start(mut settings: Settings) -> std::io::Result<Running> {
         requests: Requests::default(),
         buffered: Buffered::new(settings.server.max_buffered_request_bytes),
         phase: Phases::default(),
+        tracer: Tracer::start(&settings.tracing, &client),
         recent: Recent::new(tokio::time::Instant::now().into_std()),
         prometheus: export::recorder(),
         settings,
@@ -290,5 +292,8 @@ impl Running {
     /// Closes the listeners and waits for connections, briefly.
     pub async fn stop(&self) {
         self.listeners.close().await;
+        if let Some(tracer) = &self.gateway.tracer {
+            tracer.flush().await;
+        }
     }
 }

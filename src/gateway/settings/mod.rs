@@ -21,7 +21,7 @@ pub use sections::{
     CacheSettings, CertificateFiles, ConnectorKind, CorsSettings, DisaggSettings, DrainSettings,
     EventSource, ExternalStorage, HealthCheckSettings, HostPort, KvIndexSettings, KvPeerSettings,
     L2Settings, L2Type, LogFormat, LoggingSettings, PrefixSettings, RedisSettings, RetrySettings,
-    ScoringSettings, ServerSettings, Tokenizer, UpstreamSettings,
+    ScoringSettings, ServerSettings, Tokenizer, TracingSettings, UpstreamSettings,
 };
 
 use actix_web::http::header::HeaderName;
@@ -47,6 +47,8 @@ pub struct Settings {
     pub drain: DrainSettings,
     /// Log level and format.
     pub logging: LoggingSettings,
+    /// Spans for a collector.
+    pub tracing: TracingSettings,
     /// What decides when nothing better is known.
     pub selection_strategy: Strategy,
     /// The header that names a session, for `ConsistentHash`.
@@ -192,6 +194,10 @@ fn read(root: &Section<'_>) -> Settings {
         "What happens at SIGTERM or Ctrl-C. A second signal ends the process at once.",
     ));
     let logging = LoggingSettings::read(&root.section("logging", "Log lines, on standard error."));
+    let tracing = TracingSettings::read(&root.section(
+        "tracing",
+        "What requests spend their time on, as spans for an OpenTelemetry collector.",
+    ));
     let selection_strategy = root.choice(
         "selection_strategy",
         &Strategy::ALL,
@@ -228,6 +234,7 @@ fn read(root: &Section<'_>) -> Settings {
         api_keys,
         drain,
         logging,
+        tracing,
         selection_strategy,
         session_header,
         prefix_routing,

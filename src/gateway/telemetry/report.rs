@@ -8,6 +8,8 @@ use super::recent::Decision;
 use crate::gateway::{RequestCount, Worker};
 use crate::http::error::{By, ErrorKind};
 use crate::http::routes::ApiRoute;
+use crate::spans::{self, Trace, TraceId};
+use actix_web::http::header::HeaderMap;
 use metrics::counter;
 use routing::disagg::Path;
 use std::rc::Rc;
@@ -93,6 +95,9 @@ pub struct Report {
     /// Who computed the prompt, where that is not the one who answers.
     pub prefill_backend: Option<Arc<str>>,
     complete: bool,
+    trace: Option<Trace>,
+    /// Of the trace that the client named, where none is recorded here.
+    trace_id: Option<TraceId>,
 }
 
 fn now() -> Instant {
@@ -126,8 +131,24 @@ impl Report {
             key: None,
             path: None,
             prefill_backend: None,
+            trace: None,
+            trace_id: None,
             complete: false,
         }
+    }
+
+    /// The request belongs to the trace that its headers name, or to a fresh one where traces are recorded.
+    pub fn follow(&mut self, headers: &HeaderMap) {
+        let given = spans::given(headers);
+        let tracer = self.worker.gateway.tracer.as_ref();
+        self.trace = tracer.map(|tracer| tracer.begin(given));
+        let ours = self.trace.as_ref().map(Trace::id);
+        self.trace_id = ours.or(given.map(|given| given.trace));
+    }
+
+    /// The trace that it is recorded in.
+    pub fn trace(&self) -> Option<&Trace> {
+        self.trace.as_ref()
     }
 
     /// Of a call that is made for this request and others: what is counted of backends and tokens
@@ -165,6 +186,35 @@ impl Report {
         match self.complete {
             false => "client_cancelled",
             true => self.error.map_or("ok", |(_, kind)| kind.as_str()),
+        }
+    }
+
+    fn trace_request(&self, took: Duration) {
+        let Some(trace) = &self.trace else {
+            return;
+        };
+        let mut span = trace.request(took);
+        span.word("tidegate.route", self.route.as_str());
+        span.word("tidegate.reason", self.reason());
+        span.word("tidegate.outcome", self.outcome());
+        span.text("tidegate.request_id", &self.request_id);
+        if let Some(model) = &self.model {
+            span.text("gen_ai.request.model", model);
+        }
+        if let Some(backend) = &self.backend {
+            span.text("tidegate.backend", backend);
+        }
+        if let Some(cache) = self.cache {
+            span.word("tidegate.cache", cache.as_str());
+        }
+        if let Some(path) = self.path {
+            span.word("tidegate.path", path.as_str());
+        }
+        if let Some(status) = self.status {
+            span.number("http.response.status_code", status.into());
+            if status >= 500 {
+                span.fail();
+            }
         }
     }
 
@@ -339,10 +389,12 @@ impl Drop for Report {
             counter!(names::ERRORS, "by" => by.as_str(), "kind" => kind.as_str()).increment(1);
         }
         self.remember(elapsed);
+        self.trace_request(elapsed);
         if self.worker.gateway.settings.logging.access {
             info!(
                 target: "access",
                 request_id = %self.request_id,
+                trace_id = self.trace_id.map(tracing::field::display),
                 route = self.route.as_str(),
                 model = self.model.as_deref().unwrap_or(""),
                 status = self.status.unwrap_or(0),

@@ -8,6 +8,7 @@ mod kv_index;
 mod placement;
 mod server;
 mod tls;
+mod tracing;
 
 pub use cache::{CacheBackend, CacheSettings, L2Settings, L2Type, RedisSettings};
 pub use cors::{ANY_ORIGIN, CorsSettings};
@@ -21,3 +22,4 @@ pub use server::{
     AdminSettings, DrainSettings, HostPort, LogFormat, LoggingSettings, ServerSettings,
 };
 pub use tls::{BackendTls, CertificateFiles};
+pub use tracing::TracingSettings;
