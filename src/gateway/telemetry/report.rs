@@ -1,10 +1,11 @@
 //! What one request was and how it ended: lives as long as the request, in the handler and then
 //! in the response body, and is written down when it is dropped, on every ending.
 
+mod written;
+
 use super::handles::UNKNOWN_MODEL;
 use super::names;
 use super::prediction::Prediction;
-use super::recent::Decision;
 use crate::gateway::{RequestCount, Worker};
 use crate::http::error::{By, ErrorKind};
 use crate::http::routes::ApiRoute;
@@ -14,7 +15,7 @@ use metrics::counter;
 use routing::disagg::Path;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 use tracing::info;
 use wire::openai::Usage;
 use wire::splice::Cached;
@@ -187,55 +188,6 @@ impl Report {
             false => "client_cancelled",
             true => self.error.map_or("ok", |(_, kind)| kind.as_str()),
         }
-    }
-
-    fn trace_request(&self, took: Duration) {
-        let Some(trace) = &self.trace else {
-            return;
-        };
-        let mut span = trace.request(took);
-        span.word("tidegate.route", self.route.as_str());
-        span.word("tidegate.reason", self.reason());
-        span.word("tidegate.outcome", self.outcome());
-        span.text("tidegate.request_id", &self.request_id);
-        if let Some(model) = &self.model {
-            span.text("gen_ai.request.model", model);
-        }
-        if let Some(backend) = &self.backend {
-            span.text("tidegate.backend", backend);
-        }
-        if let Some(cache) = self.cache {
-            span.word("tidegate.cache", cache.as_str());
-        }
-        if let Some(path) = self.path {
-            span.word("tidegate.path", path.as_str());
-        }
-        if let Some(status) = self.status {
-            span.number("http.response.status_code", status.into());
-            if status >= 500 {
-                span.fail();
-            }
-        }
-    }
-
-    fn remember(&self, took: Duration) {
-        self.worker.gateway.recent.push(Decision {
-            at: SystemTime::now(),
-            request_id: self.request_id.clone(),
-            route: self.route.as_str(),
-            model: self.model.clone(),
-            reason: self.reason(),
-            backend: self.backend.clone(),
-            prefill_backend: self.prefill_backend.clone(),
-            overlap: self.overlap,
-            path: self.path.map(Path::as_str),
-            cache: self.cache.map_or("off", CacheNote::as_str),
-            status: self.status,
-            outcome: self.outcome(),
-            attempts: self.attempts,
-            first_byte: self.ttft,
-            took,
-        });
     }
 
     /// What an answer says of itself in headers.

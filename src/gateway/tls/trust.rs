@@ -35,14 +35,19 @@ struct Rules {
     own: HashMap<String, (Arc<ClientConfig>, Option<ServerName<'static>>)>,
 }
 
-/// See the module.
-pub struct Trust {
+/// What the settings name.
+#[derive(Default)]
+struct Named {
     ca_file: Option<String>,
     /// By host and port.
     own: HashMap<String, Own>,
+}
+
+/// See the module.
+pub struct Trust {
     rules: ArcSwap<Rules>,
-    /// The contents that were read last, usable or not.
-    read: Mutex<u128>,
+    /// Where they come from, and the contents that were read last, usable or not.
+    from: Mutex<(Named, u128)>,
 }
 
 impl Trust {
@@ -50,10 +55,8 @@ impl Trust {
     pub fn public() -> Self {
         let rules = Rules::make(&Contents::default(), &HashMap::new());
         Trust {
-            ca_file: None,
-            own: HashMap::new(),
             rules: ArcSwap::from_pointee(rules.expect("the public authorities can be used")),
-            read: Mutex::default(),
+            from: Mutex::new((Named::default(), Contents::default().digest())),
         }
     }
 
@@ -62,44 +65,38 @@ impl Trust {
     /// # Errors
     /// Which key names a file that cannot be used, and why.
     pub fn load(settings: &Settings) -> Result<Self, String> {
-        let mut own = HashMap::new();
-        for (i, backend) in settings.backends.iter().enumerate() {
-            let Some(tls) = settings.backend_extras.tls.get(&backend.name) else {
-                continue;
-            };
-            let name = tls.server_name.as_deref().map(ServerName::try_from);
-            let name = name.transpose().map_err(|_| {
-                format!("backends[{i}].tls.server_name: must be a host name or an address")
-            })?;
-            let of = Own {
-                key: format!("backends[{i}].tls.ca_file"),
-                ca_file: tls.ca_file.clone(),
-                name: name.map(|name| name.to_owned()),
-            };
-            own.insert(backend.url.authority(), of);
-        }
-        let ca_file = settings.upstream.ca_file.clone();
-        let contents = Contents::read(ca_file.as_deref(), &own)?;
-        Ok(Trust {
-            rules: ArcSwap::from_pointee(Rules::make(&contents, &own)?),
-            read: Mutex::new(contents.digest()),
-            ca_file,
-            own,
-        })
+        let trust = Trust::public();
+        trust.follow(settings)?;
+        Ok(trust)
+    }
+
+    /// From now on as these settings say; those before stay when these cannot be used.
+    ///
+    /// # Errors
+    /// Which key names a file that cannot be used, and why.
+    pub fn follow(&self, settings: &Settings) -> Result<(), String> {
+        let named = Named::of(settings)?;
+        let contents = Contents::read(&named)?;
+        let rules = Rules::make(&contents, &named.own)?;
+        let mut from = self.from.lock().unwrap_or_else(PoisonError::into_inner);
+        *from = (named, contents.digest());
+        self.rules.store(Arc::new(rules));
+        Ok(())
     }
 
     /// Reads the files again; says whether new connections go by something new.
     pub(super) fn reload(&self) -> Looked {
-        let contents = Contents::read(self.ca_file.as_deref(), &self.own);
+        let mut from = self.from.lock().unwrap_or_else(PoisonError::into_inner);
+        let (named, read) = &mut *from;
+        let contents = Contents::read(named);
         let found = match &contents {
             Ok(contents) => contents.digest(),
             Err(error) => digest(&[error.as_bytes()]),
         };
-        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-        if std::mem::replace(&mut *read, found) == found {
+        if std::mem::replace(read, found) == found {
             return Ok(false);
         }
-        let rules = Rules::make(&contents?, &self.own)?;
+        let rules = Rules::make(&contents?, &named.own)?;
         self.rules.store(Arc::new(rules));
         Ok(true)
     }
@@ -128,6 +125,29 @@ impl Trust {
     }
 }
 
+impl Named {
+    fn of(settings: &Settings) -> Result<Self, String> {
+        let mut own = HashMap::new();
+        for (i, backend) in settings.backends.iter().enumerate() {
+            let Some(tls) = settings.backend_extras.tls.get(&backend.name) else {
+                continue;
+            };
+            let name = tls.server_name.as_deref().map(ServerName::try_from);
+            let name = name.transpose().map_err(|_| {
+                format!("backends[{i}].tls.server_name: must be a host name or an address")
+            })?;
+            let of = Own {
+                key: format!("backends[{i}].tls.ca_file"),
+                ca_file: tls.ca_file.clone(),
+                name: name.map(|name| name.to_owned()),
+            };
+            own.insert(backend.url.authority(), of);
+        }
+        let ca_file = settings.upstream.ca_file.clone();
+        Ok(Named { ca_file, own })
+    }
+}
+
 /// What the files hold.
 #[derive(Default)]
 struct Contents {
@@ -136,16 +156,19 @@ struct Contents {
 }
 
 impl Contents {
-    fn read(ca_file: Option<&str>, own: &HashMap<String, Own>) -> Result<Self, String> {
+    fn read(named: &Named) -> Result<Self, String> {
         let read = |key: &str, path: &str| {
             std::fs::read(path).map_err(|error| format!("{key}: {path}: {error}"))
         };
-        let all = ca_file.map(|path| read("upstream.tls.ca_file", path));
+        let all = named
+            .ca_file
+            .as_deref()
+            .map(|path| read("upstream.tls.ca_file", path));
         let mut contents = Contents {
             all: all.transpose()?,
             own: Vec::new(),
         };
-        for (authority, of) in own {
+        for (authority, of) in &named.own {
             if let Some(path) = &of.ca_file {
                 contents.own.push((authority.clone(), read(&of.key, path)?));
             }
