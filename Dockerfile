@@ -39,10 +39,23 @@ RUN find actors src load-tests -name '*.rs' -exec touch {} + \
  && cargo build --locked --profile dist -p tidegate-gateway -p engine-sim -p s3-server --bins
 
 # ── What the images share ────────────────────────────────────────────────────
-FROM ${BASE_IMAGE} AS runtime
+# All that the programs need of a system: the libraries that they load, how names are looked up, and a user. No shell.
+FROM ${BASE_IMAGE} AS system
+COPY --from=builder /workspace/target/dist/tidegate /workspace/target/dist/engine-sim /workspace/target/dist/kv-store \
+  /workspace/target/dist/s3-server /programs/
+RUN set -eu; \
+    mkdir -p /system/etc /system/tmp; \
+    for program in /programs/*; do ldd "$program"; done \
+      | awk '$3 ~ /^\// { print $3 } $1 ~ /^\// { print $1 }' | sort -u \
+      | while read -r library; do cp -L --parents "$library" /system; done; \
+    echo 'hosts: files dns' > /system/etc/nsswitch.conf; \
+    echo 'tidegate:x:10001:10001::/nonexistent:/usr/sbin/nologin' > /system/etc/passwd; \
+    echo 'tidegate:x:10001:' > /system/etc/group; \
+    chmod 1777 /system/tmp
+
+FROM scratch AS runtime
+COPY --from=system /system/ /
 # A numeric user lets Kubernetes check `runAsNonRoot`. Only the S3 server writes, below /tmp.
-RUN groupadd --gid 10001 tidegate \
- && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin tidegate
 USER 10001:10001
 WORKDIR /
 # The programs end on SIGTERM as on SIGINT.

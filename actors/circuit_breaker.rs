@@ -2,7 +2,7 @@
 
 use crate::cluster::{ChildExited, PassageChanged};
 use crate::support::watch::Watch;
-use actix::{Actor, AsyncContext, Context, Handler, Message, Recipient, SpawnHandle};
+use actix::{Actor, ActorContext, AsyncContext, Context, Handler, Message, Recipient, SpawnHandle};
 use routing::breaker::{Breaker, BreakerRules, Era, Event};
 use routing::ids::BackendId;
 
@@ -76,6 +76,18 @@ impl CircuitBreaker {
 
 impl Actor for CircuitBreaker {
     type Context = Context<Self>;
+}
+
+/// Ends a breaker whose backend has gone, or that is replaced by another.
+#[derive(Debug, Clone, Copy, Message)]
+#[rtype(result = "()")]
+pub struct RetireBreaker;
+
+impl Handler<RetireBreaker> for CircuitBreaker {
+    type Result = ();
+    fn handle(&mut self, _: RetireBreaker, ctx: &mut Self::Context) {
+        ctx.stop();
+    }
 }
 
 impl Handler<RequestFailed> for CircuitBreaker {

@@ -5,7 +5,8 @@ use crate::backend::{Backend, BackendSpec};
 use crate::cluster::{ChildExited, HealthChanged, ModelsDiscovered};
 use crate::support::watch::Watch;
 use actix::{
-    Actor, ActorFutureExt, AsyncContext, Context, Handler, Message, Recipient, WrapFuture,
+    Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler, Message, Recipient,
+    WrapFuture,
 };
 use futures_util::future::LocalBoxFuture;
 use routing::health::{Change, Health, HealthRules, HealthState, Probe};
@@ -21,7 +22,7 @@ pub const WARM_UP_INTERVAL: Duration = Duration::from_millis(500);
 pub const MODELS_PER_BACKEND_MAX: usize = 256;
 
 /// `health_checks` of the settings.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HealthSettings {
     /// When changes happen.
     pub rules: HealthRules,
@@ -176,6 +177,18 @@ impl Actor for HealthChecker {
     fn started(&mut self, ctx: &mut Self::Context) {
         self.progress_seen = self.backend.live.progress();
         self.probe(ctx);
+    }
+}
+
+/// Ends a checker whose backend has gone, or is checked by another from now on.
+#[derive(Debug, Clone, Copy, Message)]
+#[rtype(result = "()")]
+pub struct RetireChecker;
+
+impl Handler<RetireChecker> for HealthChecker {
+    type Result = ();
+    fn handle(&mut self, _: RetireChecker, ctx: &mut Self::Context) {
+        ctx.stop();
     }
 }
 

@@ -2,6 +2,7 @@
 //! answers how much of a prompt each holder has. Runs on a thread of its own.
 
 use crate::support::bounded::Permit;
+use crate::support::mailbox::Queued;
 use crate::support::published::Published;
 use crate::support::watch::Watch;
 use actix::{Actor, ActorContext, AsyncContext, Context, Handler, Message};
@@ -62,6 +63,19 @@ pub struct ApplyEvents {
     pub up_to: Option<u64>,
     /// Bounds these messages; absent in tests only.
     pub permit: Option<Permit>,
+    /// Its place in the mailbox.
+    pub queued: Queued,
+}
+
+/// These are the sources from now on. What others told stays until it expires, but for those that
+/// are gone with their engines.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "()")]
+pub struct SetSources {
+    /// All of them.
+    pub specs: HashMap<HolderId, SourceSpec>,
+    /// Memories that are no more.
+    pub gone: Vec<HolderId>,
 }
 
 /// A hand-off has finished: storage has the blocks of this prompt.
@@ -80,6 +94,8 @@ pub struct HandedOver {
 pub struct FindOverlap {
     /// The prompt's blocks.
     pub chains: Vec<Arc<[BlockHash]>>,
+    /// Its place in the mailbox.
+    pub queued: Queued,
 }
 
 /// A prompt was sent to a holder; until `hold` has passed it counts as held there.
@@ -92,6 +108,8 @@ pub struct Dispatched {
     pub chain: Arc<[BlockHash]>,
     /// In whole seconds, at least 1.
     pub hold: std::time::Duration,
+    /// Its place in the mailbox.
+    pub queued: Queued,
 }
 
 /// Asks for all that an engine has announced up to which frame, for another gateway. None in the
@@ -193,6 +211,15 @@ struct Source {
 }
 
 impl Source {
+    fn new(spec: SourceSpec) -> Self {
+        Source {
+            spec,
+            epoch: 0,
+            announces_offloads: false,
+            up_to: None,
+        }
+    }
+
     /// What becomes of the last copy that was removed from a medium.
     fn after_removal(&self, holder: HolderId, medium: Medium) -> Afterwards {
         let assume = self.spec.assume_offload && self.spec.storage && !self.announces_offloads;
@@ -214,15 +241,8 @@ impl IndexShard {
         sources: HashMap<HolderId, SourceSpec>,
         published: Published<ShardGauges>,
     ) -> Self {
-        let sources = sources.into_iter().map(|(holder, spec)| {
-            let source = Source {
-                spec,
-                epoch: 0,
-                announces_offloads: false,
-                up_to: None,
-            };
-            (holder, source)
-        });
+        let sources = sources.into_iter();
+        let sources = sources.map(|(holder, spec)| (holder, Source::new(spec)));
         IndexShard {
             index: PrefixIndex::new(limits),
             sources: sources.collect(),
@@ -361,6 +381,28 @@ impl Actor for IndexShard {
             this.index.sweep(now, SWEEP_BUDGET);
             this.publish();
         });
+    }
+}
+
+impl Handler<SetSources> for IndexShard {
+    type Result = ();
+
+    fn handle(&mut self, set: SetSources, _: &mut Self::Context) {
+        // an engine whose events are read no longer may hold anything by now
+        let unread = self.sources.keys().filter(|of| !set.specs.contains_key(of));
+        let unread: Vec<HolderId> = unread.copied().collect();
+        for holder in unread.iter().chain(&set.gone) {
+            self.sources.remove(holder);
+            self.forget(*holder);
+        }
+        for (holder, spec) in set.specs {
+            match self.sources.get_mut(&holder) {
+                Some(source) => source.spec = spec,
+                None => {
+                    self.sources.insert(holder, Source::new(spec));
+                }
+            }
+        }
     }
 }
 

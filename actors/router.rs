@@ -3,6 +3,7 @@
 
 use crate::directory::Directory;
 pub use crate::placement::Placement;
+use crate::support::published::Published;
 use crate::support::watch::Intensity;
 use actix::{Actor, Addr, Context, Handler, Message, MessageResult};
 use routing::choose::{Ask, ChoiceRules, NoBackend, choose};
@@ -38,14 +39,14 @@ pub struct Route {
 /// See the module.
 pub struct Router {
     directory: Directory,
-    rules: ChoiceRules,
+    rules: Published<ChoiceRules>,
     rotation: Rotation,
     chance: Chance,
 }
 
 impl Router {
     /// A router with a rotation of its own.
-    pub fn new(directory: Directory, rules: ChoiceRules) -> Self {
+    pub fn new(directory: Directory, rules: Published<ChoiceRules>) -> Self {
         Router {
             directory,
             rules,
@@ -93,7 +94,7 @@ impl Handler<Explain> for Router {
         let backends = snapshot.view.backends.iter();
         MessageResult(Explained {
             explanation: explain(
-                &self.rules,
+                &self.rules.load(),
                 &snapshot.view,
                 &live,
                 &route.ask(),
@@ -115,10 +116,10 @@ impl Handler<Route> for Router {
     fn handle(&mut self, route: Route, _: &mut Self::Context) -> Self::Result {
         let snapshot = self.directory.load();
         let live = snapshot.live(tokio::time::Instant::now().into_std());
-        let ask = route.ask();
+        let (ask, rules) = (route.ask(), self.rules.load());
         loop {
             let plan = choose(
-                &self.rules,
+                &rules,
                 &snapshot.view,
                 &live,
                 &ask,
@@ -127,7 +128,7 @@ impl Handler<Route> for Router {
             )?;
             // another worker thread may take the half-open probe first; then it is no longer
             // free, and the next round does not see it
-            let weights = &self.rules.weights;
+            let weights = &rules.weights;
             if let Some(placed) =
                 Placement::take(&snapshot, &live, &plan, (ask.known, weights), true)
             {
@@ -155,7 +156,7 @@ impl RouterRestarts {
 pub struct RouterSeed {
     gateway: u64,
     directory: Directory,
-    rules: ChoiceRules,
+    rules: Published<ChoiceRules>,
     restarts: Arc<RouterRestarts>,
 }
 
@@ -177,9 +178,14 @@ impl RouterSeed {
         RouterSeed {
             gateway: GATEWAYS.fetch_add(1, Ordering::Relaxed),
             directory,
-            rules,
+            rules: Published::new(rules),
             restarts: Arc::default(),
         }
+    }
+
+    /// All routers choose by these rules from now on.
+    pub fn set_rules(&self, rules: ChoiceRules) {
+        self.rules.publish(rules);
     }
 
     /// Restarts over all threads.
@@ -190,7 +196,7 @@ impl RouterSeed {
     /// This thread's router: started at the first call, replaced when it has died. None when it
     /// keeps dying.
     pub fn router(&self) -> Option<Addr<Router>> {
-        let start = || Router::new(self.directory.clone(), self.rules).start();
+        let start = || Router::new(self.directory.clone(), self.rules.clone()).start();
         ROUTERS.with_borrow_mut(|routers| {
             let slot = routers.entry(self.gateway).or_insert_with(|| Slot {
                 addr: start(),

@@ -54,8 +54,8 @@ pub struct Backend {
     pub id: BackendId,
     /// Its settings.
     pub spec: BackendSpec,
-    /// Its numbers.
-    pub live: LiveNumbers,
+    /// Its numbers; they go on when its settings change.
+    pub live: Arc<LiveNumbers>,
 }
 
 impl Backend {
@@ -64,7 +64,16 @@ impl Backend {
         Backend {
             id,
             spec,
-            live: LiveNumbers::default(),
+            live: Arc::default(),
+        }
+    }
+
+    /// The same engine with other settings: requests that run there go on counting.
+    pub fn respecified(&self, spec: BackendSpec) -> Self {
+        Backend {
+            id: self.id,
+            spec,
+            live: self.live.clone(),
         }
     }
 

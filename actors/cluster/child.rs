@@ -2,9 +2,11 @@
 
 use super::{ChildExited, ChildKind, Cluster};
 use crate::backend::{Backend, BreakerLink, ProbeTicket};
-use crate::circuit_breaker::CircuitBreaker;
+use crate::circuit_breaker::{CircuitBreaker, RetireBreaker};
 use crate::directory::{Entry, Snapshot};
-use crate::health_checker::{HealthChecker, HealthListeners, HealthSettings, Prober};
+use crate::health_checker::{
+    HealthChecker, HealthListeners, HealthSettings, Prober, RetireChecker,
+};
 use crate::support::watch::{Intensity, Watch};
 use actix::{Actor, Addr};
 use routing::breaker::{BreakerRules, Era};
@@ -100,6 +102,34 @@ impl Member {
         );
         self.present[ChildKind::CircuitBreaker as usize] = generation;
         self.breaker = Some(breaker.start());
+    }
+
+    /// The same engine with other settings; its models are asked for anew where they are no longer said.
+    pub(super) fn respecify(&mut self, backend: Arc<Backend>) {
+        let configured = &backend.spec.models;
+        if !configured.is_empty() {
+            self.models = Some(configured.clone().into());
+        } else if !self.backend.spec.models.is_empty() {
+            self.models = None;
+        }
+        self.backend = backend;
+    }
+
+    /// Ends its checker. What it says from now on is of no interest.
+    pub(super) fn retire_checker(&mut self) {
+        self.present[ChildKind::HealthChecker as usize] = 0;
+        if let Some(checker) = self.checker.take() {
+            checker.do_send(RetireChecker);
+        }
+    }
+
+    /// Ends its breaker, likewise.
+    pub(super) fn retire_breaker(&mut self) {
+        self.present[ChildKind::CircuitBreaker as usize] = 0;
+        if let Some(breaker) = self.breaker.take() {
+            breaker.do_send(RetireBreaker);
+        }
+        self.passage = Passage::Closed;
     }
 
     pub(super) fn is_present(&self, kind: ChildKind, generation: u64) -> bool {

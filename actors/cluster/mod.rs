@@ -2,6 +2,9 @@
 //! directory whenever anything about a backend changes.
 
 mod child;
+mod reconcile;
+
+pub use reconcile::{Reconcile, Reconciled};
 
 use crate::backend::{Backend, BackendSpec};
 use crate::directory::{Directory, Snapshot};
@@ -14,6 +17,7 @@ use routing::breaker::{BreakerRules, Era};
 use routing::health::{HealthState, Probe, may_eject};
 use routing::ids::BackendId;
 use routing::view::{ClusterView, Passage};
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -113,9 +117,16 @@ pub struct ClusterSettings {
     pub virtual_nodes: u32,
 }
 
+/// What a cluster is made of, and what its successor takes over.
+struct Fleet {
+    settings: ClusterSettings,
+    backends: Vec<Arc<Backend>>,
+    next_id: u32,
+}
+
 /// See the module.
 pub struct Cluster {
-    settings: ClusterSettings,
+    fleet: Rc<RefCell<Fleet>>,
     prober: Rc<dyn Prober>,
     directory: Directory,
     members: Vec<Member>,
@@ -136,6 +147,11 @@ impl Cluster {
         let backends: Vec<Arc<Backend>> = backends
             .map(|(i, spec)| Arc::new(Backend::new(BackendId(i as u32), spec.clone())))
             .collect();
+        let fleet = Rc::new(RefCell::new(Fleet {
+            next_id: backends.len() as u32,
+            settings,
+            backends,
+        }));
         let directory = Directory::new(Snapshot::default());
         let published = directory.clone();
         let restarts = Rc::new(std::cell::Cell::new(0u64));
@@ -143,9 +159,10 @@ impl Cluster {
         let root = supervise(
             "cluster",
             move |warden| {
-                let members = backends.iter().cloned().map(Member::new).collect();
+                let backends = fleet.borrow().backends.clone();
+                let members = backends.into_iter().map(Member::new).collect();
                 let cluster = Cluster {
-                    settings: settings.clone(),
+                    fleet: fleet.clone(),
                     prober: prober.clone(),
                     directory: published.clone(),
                     members,
@@ -168,8 +185,9 @@ impl Cluster {
     fn publish(&self) {
         let previous = self.directory.load();
         let backends = self.members.iter().map(Member::view).collect();
+        let virtual_nodes = self.fleet.borrow().settings.virtual_nodes;
         self.directory.publish(Snapshot {
-            view: ClusterView::new(backends, self.settings.virtual_nodes, &previous.view),
+            view: ClusterView::new(backends, virtual_nodes, &previous.view),
             entries: self.members.iter().map(Member::entry).collect(),
             cluster_restarts: self.restarts,
             drain: self.drain.clone(),
@@ -187,7 +205,10 @@ impl Cluster {
                 generation,
             },
         );
-        let (health, breaker) = (self.settings.health, self.settings.breaker);
+        let (health, breaker) = {
+            let fleet = self.fleet.borrow();
+            (fleet.settings.health, fleet.settings.breaker)
+        };
         let prober = self.prober.clone();
         let Some(member) = self.member(backend) else {
             return;
@@ -229,7 +250,7 @@ impl Actor for Cluster {
     fn started(&mut self, ctx: &mut Self::Context) {
         self.drain = Some(ctx.address().recipient());
         let previous = self.directory.load();
-        let probed = self.settings.health.is_some();
+        let probed = self.fleet.borrow().settings.health.is_some();
         for member in &mut self.members {
             member.resume(&previous, probed);
         }
@@ -259,7 +280,12 @@ impl Handler<ChildExited> for Cluster {
         match member.intensity(kind).next_start(now) {
             Some(wait) => {
                 warn!(backend = %name, actor = kind.as_str(), wait_ms = wait.as_millis() as u64, "actor died, starting a fresh one");
+                let dead = exited.generation;
                 ctx.run_later(wait, move |this, ctx| {
+                    let member = this.member(backend);
+                    if !member.is_some_and(|member| member.is_present(kind, dead)) {
+                        return; // gone, or replaced already
+                    }
                     this.start_child(backend, kind, ctx);
                     this.publish();
                 });

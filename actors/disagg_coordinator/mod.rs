@@ -14,6 +14,7 @@ pub use suspension::{HANDOFF_FAILURES, HANDOFF_RECOVERY};
 use crate::directory::Directory;
 use crate::placement::Placement;
 use crate::router::Route;
+use crate::support::mailbox::Queued;
 use crate::support::published::Published;
 use crate::support::supervise::{Root, RootExited, supervise};
 use crate::support::watch::Watch;
@@ -65,6 +66,8 @@ pub struct ReservePair {
     pub route: Route,
     /// Tokens of its prompt, as well as is known.
     pub tokens: u64,
+    /// Its place in the mailbox.
+    pub queued: Queued,
 }
 
 /// Workers that wait for a request.
@@ -110,17 +113,24 @@ pub struct CoordinatorHandle {
     pub address: Published<Option<Addr<DisaggCoordinator>>>,
     /// How it is doing.
     pub state: Arc<SplitState>,
+    settings: Published<CoordinatorSettings>,
+}
+
+impl CoordinatorHandle {
+    /// It pairs by these from now on. Groups keep their numbers; others may follow them.
+    pub fn configure(&self, settings: CoordinatorSettings) {
+        self.settings.publish(settings);
+    }
 }
 
 /// See the module.
 pub struct DisaggCoordinator {
     directory: Directory,
-    settings: CoordinatorSettings,
+    settings: Published<CoordinatorSettings>,
     rotation: Rotation,
     chance: Chance,
     leases: Leases,
     suspensions: Suspensions,
-    pairs_only: Vec<HandOffGroup>,
     state: Arc<SplitState>,
     _watch: Watch<RootExited>,
 }
@@ -134,6 +144,7 @@ impl DisaggCoordinator {
         let handle = CoordinatorHandle {
             address: Published::new(None),
             state: Arc::default(),
+            settings: Published::new(settings),
         };
         let arbiter = Rc::new(Arbiter::new());
         let (seen, counted) = (handle.clone(), handle.state.clone());
@@ -141,13 +152,12 @@ impl DisaggCoordinator {
             "disagg_coordinator",
             move |warden| {
                 let watch = Watch::new(warden.recipient(), RootExited);
-                let (settings, directory) = (settings.clone(), directory.clone());
+                let (settings, directory) = (seen.settings.clone(), directory.clone());
                 let state = seen.state.clone();
                 let address = DisaggCoordinator::start_in_arbiter(&arbiter.handle(), move |_| {
                     DisaggCoordinator {
                         directory,
-                        suspensions: Suspensions::new(settings.groups.clone()),
-                        pairs_only: pairs_only(&settings.groups),
+                        suspensions: Suspensions::new(settings.load().groups.clone()),
                         settings,
                         rotation: Rotation::default(),
                         chance: Chance(fastrand::u64(..)),
@@ -186,6 +196,8 @@ impl Handler<ReservePair> for DisaggCoordinator {
 
     fn handle(&mut self, of: ReservePair, ctx: &mut Self::Context) -> Self::Result {
         let now = now();
+        let settings = self.settings.load();
+        let pairs_only = pairs_only(&settings.groups);
         let snapshot = self.directory.load();
         let live = snapshot.live(now);
         let suspended = self.suspended(now);
@@ -193,9 +205,9 @@ impl Handler<ReservePair> for DisaggCoordinator {
             ask: of.route.ask(),
             tokens: of.tokens,
             suspended: &suspended,
-            pairs_only: &self.pairs_only,
+            pairs_only: &pairs_only,
         };
-        let (rules, split) = (&self.settings.rules, &self.settings.split);
+        let (rules, split) = (&settings.rules, &settings.split);
         let known = (asked.ask.known, &rules.weights);
         loop {
             let chance = (&mut self.rotation, &mut self.chance);
@@ -263,6 +275,7 @@ impl Handler<Release> for DisaggCoordinator {
 impl DisaggCoordinator {
     /// Groups that take no hand-off now; tells how many.
     fn suspended(&mut self, now: std::time::Instant) -> Vec<HandOffGroup> {
+        self.suspensions.follow(&self.settings.load().groups);
         let suspended = self.suspensions.suspended(now);
         self.state.suspended.store(suspended.len() as u64, Relaxed);
         suspended
@@ -282,15 +295,17 @@ impl Handler<ExplainPair> for DisaggCoordinator {
 
     fn handle(&mut self, ExplainPair(of): ExplainPair, _: &mut Self::Context) -> Self::Result {
         let now = now();
+        let settings = self.settings.load();
+        let pairs_only = pairs_only(&settings.groups);
         let snapshot = self.directory.load();
         let suspended = self.suspended(now);
         let asked = PairAsk {
             ask: of.route.ask(),
             tokens: of.tokens,
             suspended: &suspended,
-            pairs_only: &self.pairs_only,
+            pairs_only: &pairs_only,
         };
-        let rules = (&self.settings.rules, &self.settings.split);
+        let rules = (&settings.rules, &settings.split);
         let (mut rotation, mut chance) = (self.rotation.clone(), self.chance.clone());
         let chance = (&mut rotation, &mut chance);
         let live = snapshot.live(now);

@@ -25,6 +25,21 @@ struct Group {
     trial: Option<u64>,
 }
 
+impl Group {
+    fn new() -> Self {
+        let rules = BreakerRules {
+            failure_threshold: HANDOFF_FAILURES,
+            recovery_timeout: HANDOFF_RECOVERY,
+        };
+        Group {
+            breaker: Breaker::new(rules, Era(0), super::now()),
+            successes: 0,
+            failing: BTreeSet::new(),
+            trial: None,
+        }
+    }
+}
+
 pub(super) struct Suspensions {
     groups: Vec<Group>,
     specs: Arc<[GroupSpec]>,
@@ -32,19 +47,18 @@ pub(super) struct Suspensions {
 
 impl Suspensions {
     pub(super) fn new(specs: Arc<[GroupSpec]>) -> Self {
-        let rules = BreakerRules {
-            failure_threshold: HANDOFF_FAILURES,
-            recovery_timeout: HANDOFF_RECOVERY,
-        };
-        let groups = specs.iter().map(|_| Group {
-            breaker: Breaker::new(rules, Era(0), super::now()),
-            successes: 0,
-            failing: BTreeSet::new(),
-            trial: None,
-        });
+        let groups = specs.iter().map(|_| Group::new());
         Suspensions {
             groups: groups.collect(),
             specs,
+        }
+    }
+
+    /// The groups may be more from now on, or have other workers.
+    pub(super) fn follow(&mut self, specs: &Arc<[GroupSpec]>) {
+        if !Arc::ptr_eq(&self.specs, specs) {
+            self.groups.resize_with(specs.len(), Group::new);
+            self.specs = specs.clone();
         }
     }
 

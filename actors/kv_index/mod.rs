@@ -12,6 +12,9 @@ use crate::support::published::Published;
 use crate::support::supervise::{Root, RootExited, supervise};
 use crate::support::watch::{INTENSITY_WINDOW, Intensity, Watch};
 mod judge;
+mod reconcile;
+
+pub use reconcile::ReconcileSources;
 
 use crate::backend::Standing;
 use actix::{Actor, Addr, AsyncContext, Context, Handler};
@@ -19,6 +22,7 @@ use actix_rt::Arbiter;
 use judge::{JUDGE_INTERVAL, Judge};
 use routing::prefix_index::{HolderId, Limits};
 use routing::view::Memory;
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -29,6 +33,8 @@ use tracing::{error, warn};
 /// One event source.
 #[derive(Clone)]
 pub struct SourceSettings {
+    /// Equal for sources that are the same in every respect.
+    pub key: Arc<str>,
     /// The backend's name.
     pub backend: Arc<str>,
     /// Its memory in the index, by data-parallel rank; never empty.
@@ -56,6 +62,22 @@ pub struct KvIndexSettings {
     pub sources: Vec<SourceSettings>,
     /// All backends, with what is believed of them.
     pub members: Vec<Member>,
+    /// Where [`ReconcileSources`] finds what comes next.
+    pub next: Next,
+}
+
+/// Settings on their way to a running index, beside the message: they do not leave its thread.
+pub type Next = Rc<RefCell<Option<KvIndexSettings>>>;
+
+impl KvIndexSettings {
+    /// What each memory's events mean.
+    fn specs(&self) -> HashMap<HolderId, SourceSpec> {
+        let memories = self.sources.iter().flat_map(|source| {
+            let holders = source.memories.iter().map(|memory| memory.holder);
+            holders.map(|holder| (holder, source.spec.clone()))
+        });
+        memories.collect()
+    }
 }
 
 /// A backend of which something may be believed.
@@ -63,6 +85,8 @@ pub struct KvIndexSettings {
 pub struct Member {
     /// Its name.
     pub backend: Arc<str>,
+    /// Where its blocks stand.
+    pub memories: Arc<[Memory]>,
     /// How far beliefs can be trusted.
     pub standing: Arc<Standing>,
 }
@@ -70,6 +94,8 @@ pub struct Member {
 /// What everybody may know of a source.
 #[derive(Clone)]
 pub struct SourceHandle {
+    /// Its key.
+    pub key: Arc<str>,
     /// The backend's name.
     pub backend: Arc<str>,
     /// The rank whose stream this is, where each rank has its own.
@@ -86,9 +112,9 @@ pub struct KvIndexHandle {
     /// What it holds.
     pub gauges: Published<ShardGauges>,
     /// The streams that feed it.
-    pub sources: Arc<[SourceHandle]>,
+    pub sources: Published<Vec<SourceHandle>>,
     /// All backends, with what is believed of them.
-    pub members: Arc<[Member]>,
+    pub members: Published<Vec<Member>>,
     /// Fresh starts of shards, of subscribers, and of the root.
     pub restarts: Arc<[AtomicU64; 3]>,
     /// Lookups by tokens in a row that found nothing at all.
@@ -117,12 +143,13 @@ impl KvIndexHandle {
 
 /// The root of the tree.
 pub struct KvIndex {
-    settings: KvIndexSettings,
+    /// Outlives it.
+    settings: Rc<RefCell<KvIndexSettings>>,
     handle: KvIndexHandle,
     arbiter: Rc<Arbiter>,
     permits: Permits,
-    subscribers: HashMap<usize, Addr<KvSubscriber>>,
-    deaths: HashMap<Option<usize>, Intensity>,
+    subscribers: HashMap<Arc<str>, Addr<KvSubscriber>>,
+    deaths: HashMap<Option<Arc<str>>, Intensity>,
     judge: Judge,
     _watch: Watch<RootExited>,
 }
@@ -130,19 +157,15 @@ pub struct KvIndex {
 impl KvIndex {
     /// Starts an index that is kept alive, and what everybody may know of it.
     pub fn supervised(settings: KvIndexSettings) -> (Root<Self>, KvIndexHandle) {
-        let sources = settings.sources.iter().map(|source| SourceHandle {
-            backend: source.backend.clone(),
-            rank: source.rank,
-            state: source.state.clone(),
-        });
         let handle = KvIndexHandle {
             shard: Published::new(None),
             gauges: Published::new(ShardGauges::default()),
-            sources: sources.collect(),
-            members: settings.members.clone().into(),
+            sources: Published::new(reconcile::seen(&settings.sources)),
+            members: Published::new(settings.members.clone()),
             restarts: Arc::default(),
             fruitless: Arc::default(),
         };
+        let settings = Rc::new(RefCell::new(settings));
         let arbiter = Rc::new(Arbiter::new());
         let (seen, restarts) = (handle.clone(), handle.restarts.clone());
         let root = supervise(
@@ -172,13 +195,11 @@ impl KvIndex {
         for (_, subscriber) in self.subscribers.drain() {
             subscriber.do_send(Retire);
         }
-        let sources = self.settings.sources.iter();
-        let memories = sources.flat_map(|source| {
-            let holders = source.memories.iter().map(|memory| memory.holder);
-            holders.map(|holder| (holder, source.spec.clone()))
-        });
-        let sources: HashMap<HolderId, SourceSpec> = memories.collect();
-        let (limits, gauges) = (self.settings.limits, self.handle.gauges.clone());
+        let (sources, limits) = {
+            let settings = self.settings.borrow();
+            (settings.specs(), settings.limits)
+        };
+        let gauges = self.handle.gauges.clone();
         let watch = Watch::new(ctx.address().recipient(), ShardExited);
         let shard = IndexShard::start_in_arbiter(&self.arbiter.handle(), move |_| {
             IndexShard::new(limits, sources, gauges).watched(watch)
@@ -186,17 +207,24 @@ impl KvIndex {
         self.handle.shard.publish(Some(shard));
         // permits of messages that the old shard never handled came back with their drop
         self.permits = Permits::new(MESSAGES_MAX);
-        for at in 0..self.settings.sources.len() {
-            self.start_subscriber(at, ctx);
+        let settings = self.settings.borrow();
+        let keys: Vec<Arc<str>> = settings.sources.iter().map(|of| of.key.clone()).collect();
+        drop(settings);
+        for key in keys {
+            self.start_subscriber(&key, ctx);
         }
     }
 
-    fn start_subscriber(&mut self, at: usize, ctx: &mut Context<Self>) {
+    /// Nothing, where the source is gone.
+    fn start_subscriber(&mut self, key: &Arc<str>, ctx: &mut Context<Self>) {
         let shard = self.handle.shard.load();
         let Some(shard) = &*shard else {
             return;
         };
-        let source = &self.settings.sources[at];
+        let settings = self.settings.borrow();
+        let Some(source) = settings.sources.iter().find(|of| of.key == *key) else {
+            return;
+        };
         let subscription = Subscription {
             backend: source.backend.clone(),
             memories: source.memories.clone(),
@@ -206,16 +234,19 @@ impl KvIndex {
             transport: source.transport.clone(),
             shard: shard.clone().recipient(),
             permits: self.permits.clone(),
-            state: self.handle.sources[at].state.clone(),
+            state: source.state.clone(),
         };
-        let exited = SubscriberExited { source: at };
+        drop(settings);
+        let exited = SubscriberExited {
+            source: key.clone(),
+        };
         let watch = Watch::new(ctx.address().recipient(), exited);
         let subscriber = KvSubscriber::new(subscription, watch).start();
-        self.subscribers.insert(at, subscriber);
+        self.subscribers.insert(key.clone(), subscriber);
     }
 
     /// How long to wait before a fresh start. One that keeps dying is left for a while.
-    fn wait(&mut self, who: Option<usize>, actor: &str) -> Duration {
+    fn wait(&mut self, who: Option<Arc<str>>, actor: &str) -> Duration {
         let now = tokio::time::Instant::now().into_std();
         let wait = self.deaths.entry(who).or_default().next_start(now);
         match wait {
@@ -241,9 +272,9 @@ impl Actor for KvIndex {
     fn started(&mut self, ctx: &mut Self::Context) {
         self.start_shard(ctx);
         ctx.run_interval(JUDGE_INTERVAL, |this, _| {
-            let (members, sources) = (&this.handle.members, &this.handle.sources);
-            let ttl = Duration::from_secs(u64::from(this.settings.limits.ttl));
-            this.judge.turn(members, sources, ttl);
+            let (members, sources) = (this.handle.members.load(), this.handle.sources.load());
+            let ttl = Duration::from_secs(u64::from(this.settings.borrow().limits.ttl));
+            this.judge.turn(&members, &sources, ttl);
         });
     }
 }
@@ -269,10 +300,10 @@ impl Handler<SubscriberExited> for KvIndex {
         }
         self.subscribers.remove(&exited.source);
         self.handle.restarts[1].fetch_add(1, Relaxed);
-        let wait = self.wait(Some(exited.source), "kv_subscriber");
+        let wait = self.wait(Some(exited.source.clone()), "kv_subscriber");
         ctx.run_later(wait, move |this, ctx| {
             if !this.subscribers.contains_key(&exited.source) {
-                this.start_subscriber(exited.source, ctx);
+                this.start_subscriber(&exited.source, ctx);
             }
         });
     }

@@ -17,7 +17,8 @@ use crate::support::watch::Watch;
 use actix::{Actor, Addr, AsyncContext, Context, WrapFuture};
 use futures_util::future::LocalBoxFuture;
 use routing::prefix_index::HolderId;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -88,8 +89,8 @@ pub struct SharedStream {
 pub struct ShareSettings {
     /// Where.
     pub store: Rc<dyn SharedStore>,
-    /// What of.
-    pub streams: Vec<SharedStream>,
+    /// What of; others may come and go.
+    pub streams: Rc<RefCell<Vec<SharedStream>>>,
 }
 
 /// How sharing is doing, for metrics.
@@ -133,7 +134,7 @@ impl KvShare {
                         shard: shard.clone(),
                         directory: directory.clone(),
                         state: seen.clone(),
-                        left: settings.streams.iter().map(|_| Left::default()).collect(),
+                        left: HashMap::new(),
                     }),
                     _watch: Watch::new(warden.recipient(), RootExited),
                 };
@@ -164,7 +165,7 @@ struct Sharing {
     shard: Published<Option<Addr<IndexShard>>>,
     directory: Directory,
     state: Arc<ShareState>,
-    left: Vec<Left>,
+    left: HashMap<Rc<str>, Left>,
 }
 
 /// The last snapshot of a stream.
@@ -191,11 +192,9 @@ impl Sharing {
                         );
                     }
                     // what is there now may be anybody's
-                    self.left.iter_mut().for_each(|left| left.seq = None);
-                    self.settings
-                        .streams
-                        .iter()
-                        .for_each(|stream| stream.led.set(false));
+                    self.left.values_mut().for_each(|left| left.seq = None);
+                    let streams = self.settings.streams.borrow();
+                    streams.iter().for_each(|stream| stream.led.set(false));
                 }
                 Ok(()) if failing => info!("sharing what is known with other gateways again"),
                 Ok(()) => {}
@@ -208,17 +207,19 @@ impl Sharing {
     async fn turn(&mut self) -> Result<(), String> {
         self.exchange_loads().await?;
         let mut leads = 0;
-        for at in 0..self.settings.streams.len() {
-            let stream = &self.settings.streams[at];
+        let streams = self.settings.streams.borrow().clone();
+        self.left
+            .retain(|name, _| streams.iter().any(|of| of.name == *name));
+        for stream in &streams {
             // who does not hear the engine has nothing to say of it
             let hears = stream.state.load().connected;
             let leads_it = hears && self.settings.store.lead(&stream.name).await?;
             stream.led.set(leads_it);
             if leads_it {
                 leads += 1;
-                self.leave_snapshot(at).await?;
+                self.leave_snapshot(stream).await?;
             } else {
-                self.left[at] = Left::default();
+                self.left.remove(&stream.name);
             }
         }
         self.state.leads.store(leads, Relaxed);
@@ -249,17 +250,17 @@ impl Sharing {
     }
 
     /// Leaves what is known of a stream, when it is time and something has changed.
-    async fn leave_snapshot(&mut self, at: usize) -> Result<(), String> {
-        let stream = &self.settings.streams[at];
+    async fn leave_snapshot(&mut self, stream: &SharedStream) -> Result<(), String> {
         let now = Instant::now();
-        if self.left[at].next.is_some_and(|next| now < next) {
+        let left = self.left.entry(stream.name.clone()).or_default();
+        if left.next.is_some_and(|next| now < next) {
             return Ok(());
         }
         let shard = self.shard.load();
         let Some(shard) = shard.as_ref().clone() else {
             return Ok(());
         };
-        let known = self.left[at].seq;
+        let known = left.seq;
         let ask = shard.send(CarrySource {
             source: stream.holder,
             unless: known,
@@ -270,7 +271,7 @@ impl Sharing {
         };
         let bytes = if known == Some(seq) {
             if !self.settings.store.keep(&stream.name).await? {
-                self.left[at] = Left::default();
+                self.left.remove(&stream.name);
                 return Ok(()); // it is gone: the next turn leaves another
             }
             0
@@ -289,13 +290,14 @@ impl Sharing {
             self.state.bytes.fetch_add(length, Relaxed);
             length
         };
-        let streams = self.settings.streams.len() as u64;
+        let streams = self.settings.streams.borrow().len() as u64;
         let pause = Duration::from_millis(bytes * streams * 1000 / SNAPSHOT_RATE_MAX);
         let longest = SNAPSHOT_LAPSES / 2; // or it would lapse
-        self.left[at] = Left {
+        let left = Left {
             seq: Some(seq),
             next: Some(now + pause.clamp(SNAPSHOT_INTERVAL, longest)),
         };
+        self.left.insert(stream.name.clone(), left);
         Ok(())
     }
 }

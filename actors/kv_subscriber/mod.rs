@@ -78,11 +78,11 @@ pub struct StreamState {
 }
 
 /// The subscriber of this source has ended, by a panic.
-#[derive(Debug, Clone, Copy, Message)]
+#[derive(Debug, Clone, Message)]
 #[rtype(result = "()")]
 pub struct SubscriberExited {
-    /// Its place among the sources.
-    pub source: usize,
+    /// Its key.
+    pub source: Arc<str>,
 }
 
 /// See the module. Holds one future, which does the waiting.

@@ -5,6 +5,7 @@ use super::{EventConnection, EventTransport, Frame, RANKS_MAX, StreamState};
 use crate::backend::Standing;
 use crate::index_shard::{ApplyEvents, OPS_PER_MESSAGE_MAX, Op};
 use crate::support::bounded::Permits;
+use crate::support::mailbox::Mailbox;
 use crate::support::published::Published;
 use actix::Recipient;
 use routing::event_stream::{Action, EventStream, Tally};
@@ -324,6 +325,7 @@ impl Subscription {
             ops: std::mem::take(&mut session.ops),
             up_to,
             permit: Some(permit),
+            queued: Mailbox::IndexShard.enter(),
         });
     }
 }

@@ -1,6 +1,7 @@
 //! What everybody has of the cache: memory at once, and the way to the actor for the rest.
 
 use super::{Keep, Kept, MemoryUse, Outcome, ResponseCache, Step, TierStats};
+use crate::support::mailbox::Mailbox;
 use crate::support::published::Published;
 use actix::Addr;
 use routing::cache_key::CacheKey;
@@ -46,7 +47,13 @@ impl ResponseCacheHandle {
         let address = self.address.load();
         if let Some(address) = address.as_ref() {
             let path = path.clone();
-            let _ = address.send(Keep { key, path, entry }).await;
+            let keep = Keep {
+                key,
+                path,
+                entry,
+                queued: Mailbox::ResponseCache.enter(),
+            };
+            let _ = address.send(keep).await;
         }
     }
 

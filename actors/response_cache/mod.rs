@@ -18,6 +18,7 @@ pub use scope::Scope;
 pub use stats::TierStats;
 pub use store_tier::StoreTierSettings;
 
+use crate::support::mailbox::Queued;
 use crate::support::published::Published;
 use crate::support::supervise::{Root, RootExited, supervise};
 use crate::support::watch::Watch;
@@ -206,6 +207,8 @@ pub struct Find {
     pub path: Arc<str>,
     /// Whether the answer will be made by the asker, and kept.
     pub leads: bool,
+    /// Its place in the mailbox.
+    pub queued: Queued,
 }
 
 /// What came of a lookup.
@@ -232,6 +235,8 @@ pub struct Keep {
     pub path: Arc<str>,
     /// The answer.
     pub entry: Arc<Entry>,
+    /// Its place in the mailbox.
+    pub queued: Queued,
 }
 
 /// Gives the lock of a key back.

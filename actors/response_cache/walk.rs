@@ -4,6 +4,7 @@
 use super::memory_tier::{MemoryTier, PurgeMemory};
 use super::store_tier::{Get, Purge, Put, Remove, StoreTier};
 use super::{Find, Found, Keep, LOCK_BUDGET, Outcome, Purged, ResponseCacheSettings, Scope, Step};
+use crate::support::mailbox::Mailbox;
 use actix::Addr;
 use routing::cache_key::CacheKey;
 use std::sync::Arc;
@@ -130,7 +131,13 @@ impl Shared {
     }
 
     pub(super) async fn keep(&self, keep: Keep) {
-        let Keep { key, path, entry } = keep;
+        let Keep {
+            key,
+            path,
+            entry,
+            queued,
+        } = keep;
+        drop(queued); // what follows is a task of its own
         let purges = self.purges.load(Relaxed);
         if let (Some(tier), Ok(at)) = (&self.l2, Key::new(&*path)) {
             let expires_at = SystemTime::now() + self.settings.l2_ttl;
@@ -138,11 +145,13 @@ impl Shared {
                 bytes: entry.encode(),
                 expires_at,
             };
+            let writing = Mailbox::StoreTier.enter();
             let put = tier.1.send(Put(at, value));
             if self.fits_l1(&entry) {
                 // nobody waits for L2, once L1 has it
                 actix_rt::spawn(async move {
                     let _ = put.await;
+                    drop(writing);
                 });
             } else {
                 let _ = put.await;
@@ -183,6 +192,7 @@ impl Shared {
                 bytes: entry.encode(),
                 expires_at: SystemTime::now() + ttl,
             };
+            let _writing = Mailbox::StoreTier.enter();
             let outcome = tier.1.send(Put(at, value)).await;
             if outcome.is_ok_and(|outcome| outcome == Outcome::Stored) {
                 return;

@@ -2,6 +2,7 @@
 
 pub mod bounded;
 pub mod fault;
+pub mod mailbox;
 pub mod published;
 pub mod supervise;
 pub mod watch;

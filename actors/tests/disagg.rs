@@ -12,6 +12,7 @@ use actors::disagg_coordinator::{
 use actors::health_checker::Prober;
 use actors::router::Route;
 use actors::support::fault::Panic;
+use actors::support::mailbox::Mailbox;
 use actors::support::supervise::Root;
 use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
@@ -123,6 +124,7 @@ fn ask(tokens: u64) -> ReservePair {
             tried: vec![],
         },
         tokens,
+        queued: Mailbox::DisaggCoordinator.enter(),
     }
 }
 

@@ -13,6 +13,7 @@ use actors::kv_subscriber::{
 };
 use actors::support::bounded::Permits;
 use actors::support::fault::Panic;
+use actors::support::mailbox::Mailbox;
 use actors::support::published::Published;
 use actors::support::watch::Watch;
 use futures_util::FutureExt;
@@ -97,6 +98,7 @@ async fn find(shard: &Addr<IndexShard>, tokens: u32) -> Vec<Run> {
     shard
         .send(FindOverlap {
             chains: vec![blocks(&prompt(tokens))],
+            queued: Mailbox::IndexShard.enter(),
         })
         .await
         .unwrap()
@@ -118,6 +120,7 @@ async fn apply(shard: &Addr<IndexShard>, source: HolderId, epoch: u64, ops: Vec<
             ops,
             up_to: None,
             permit: None,
+            queued: Mailbox::IndexShard.enter(),
         })
         .await
         .unwrap();
@@ -202,7 +205,7 @@ impl FakeTransport {
     }
 }
 
-struct Parent(mpsc::UnboundedSender<usize>);
+struct Parent(mpsc::UnboundedSender<Arc<str>>);
 impl Actor for Parent {
     type Context = Context<Self>;
 }
@@ -220,7 +223,7 @@ struct Subscribed {
     state: Published<StreamState>,
     permits: Permits,
     subscriber: Addr<KvSubscriber>,
-    exits: mpsc::UnboundedReceiver<usize>,
+    exits: mpsc::UnboundedReceiver<Arc<str>>,
     subscription: Subscription,
     parent: Addr<Parent>,
 }
@@ -254,7 +257,10 @@ fn subscribe_as(memories: &[(Option<u32>, HolderId)], rank: Option<u32>) -> Subs
     };
     let (sender, exits) = mpsc::unbounded_channel();
     let parent = Parent(sender).start();
-    let watch = Watch::new(parent.clone().recipient(), SubscriberExited { source: 0 });
+    let watch = Watch::new(
+        parent.clone().recipient(),
+        SubscriberExited { source: "e".into() },
+    );
     let subscriber = KvSubscriber::new(subscription.clone(), watch).start();
     Subscribed {
         engine,
@@ -401,8 +407,11 @@ async fn a_subscriber_that_panics_tells_its_parent_and_a_fresh_one_learns_everyt
     }
     s.until_covered(3).await;
     s.subscriber.do_send(Panic);
-    assert_eq!(s.exits.recv().await, Some(0));
-    let watch = Watch::new(s.parent.clone().recipient(), SubscriberExited { source: 0 });
+    assert_eq!(s.exits.recv().await.as_deref(), Some("e"));
+    let watch = Watch::new(
+        s.parent.clone().recipient(),
+        SubscriberExited { source: "e".into() },
+    );
     let _fresh = KvSubscriber::new(s.subscription.clone(), watch).start();
     s.engine.make(3, stored(3), false);
     s.until_covered(4).await;
@@ -622,6 +631,7 @@ async fn a_dispatch_counts_until_it_ends_one_way_or_the_other() {
         holder: ENGINE,
         chain: chain.clone(),
         hold: Duration::from_secs(10),
+        queued: Mailbox::IndexShard.enter(),
     };
     shard.send(sent.clone()).await.unwrap();
     assert_eq!(covered(&shard, 4).await, 2);
@@ -646,7 +656,8 @@ async fn a_shard_that_panics_closes_its_address_and_asks_fail_at_once() {
     assert!(
         shard
             .send(FindOverlap {
-                chains: vec![blocks(&prompt(4))]
+                chains: vec![blocks(&prompt(4))],
+                queued: Mailbox::IndexShard.enter(),
             })
             .await
             .is_err()

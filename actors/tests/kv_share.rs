@@ -11,6 +11,7 @@ use actors::kv_share::{
 };
 use actors::kv_subscriber::{EventConnection, EventTransport, Frame, StreamState};
 use actors::support::fault::Panic;
+use actors::support::mailbox::Mailbox;
 use actors::support::published::Published;
 use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
@@ -430,13 +431,13 @@ fn stored(tokens: &[u32]) -> Op {
 fn settings(store: &Store) -> ShareSettings {
     ShareSettings {
         store: Rc::new(store.clone()),
-        streams: vec![SharedStream {
+        streams: Rc::new(std::cell::RefCell::new(vec![SharedStream {
             name: "s".into(),
             holder: ENGINE,
             standing: Arc::default(),
             state: open_stream(),
             led: Rc::default(),
-        }],
+        }])),
     }
 }
 
@@ -455,6 +456,7 @@ async fn apply(shard: &Published<Option<actix::Addr<IndexShard>>>, op: Op, up_to
         ops: vec![op],
         up_to,
         permit: None,
+        queued: Mailbox::IndexShard.enter(),
     };
     shard.send(events).await.unwrap();
 }
@@ -484,7 +486,13 @@ async fn whoever_leads_leaves_what_it_knows_and_another_index_goes_on_from_there
     };
     let chains = vec![chain(&realm, &[1, 2, 3, 4, 5, 6]).into()];
     let addr = other.load().as_ref().clone().unwrap();
-    let runs = addr.send(FindOverlap { chains }).await.unwrap();
+    let runs = addr
+        .send(FindOverlap {
+            chains,
+            queued: Mailbox::IndexShard.enter(),
+        })
+        .await
+        .unwrap();
     assert_eq!((runs[0][0].from, runs[0][0].to), (0, 3));
     // it is replaced when it dies, and goes on
     root.addr().do_send(Panic);

@@ -7,6 +7,7 @@ use actors::response_cache::{
     Clear, Find, Found, LockSettings, Memory, MemoryUse, Outcome, Release, ResponseCache,
     ResponseCacheHandle, ResponseCacheSettings, Scope, StoreTierSettings, TierStats,
 };
+use actors::support::mailbox::Mailbox;
 use bytes::Bytes;
 use routing::cache_key::{CacheKey, KeyParts, path};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -203,7 +204,12 @@ impl Bench {
     async fn find_to(&self, name: &str, leads: bool) -> Found {
         let (key, path) = key(name);
         self.address()
-            .send(Find { key, path, leads })
+            .send(Find {
+                key,
+                path,
+                leads,
+                queued: Mailbox::ResponseCache.enter(),
+            })
             .await
             .unwrap()
     }
@@ -514,6 +520,7 @@ async fn gateways_wait_for_each_others_answer_and_not_for_ever() {
         key: k,
         path,
         leads: true,
+        queued: Mailbox::ResponseCache.enter(),
     }));
     tokio::time::sleep(Duration::from_millis(300)).await;
     bench.keep("a", &entry(10)).await;

@@ -162,3 +162,11 @@ def test_the_dashboards_use_the_provisioned_data_source():
         for panel in panels(path):
             for part in (panel, *panel["targets"]):
                 assert part["datasource"]["uid"] in uids, f"{panel['title']}: {part['datasource']}"
+
+
+def test_every_alert_has_a_section_in_the_runbook_and_every_section_an_alert():
+    groups = yaml.safe_load((REPOSITORY / "grafana/alerts.yml").read_text())["groups"]
+    alerts = [rule["alert"] for group in groups for rule in group["rules"]]
+    runbook = (REPOSITORY / "docs/runbook.md").read_text()
+    sections = [line.removeprefix("## ") for line in runbook.splitlines() if line.startswith("## ")]
+    assert sections == alerts

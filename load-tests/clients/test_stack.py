@@ -15,6 +15,10 @@ SCRAPES = yaml.safe_load((REPOSITORY / "grafana/prometheus.yml").read_text())["s
 ENGINES = sorted(name for name in SERVICES if name.startswith("vllm-"))
 
 
+# What `docker-compose up` starts; the others ask for --profile.
+ALWAYS = {name: service for name, service in SERVICES.items() if "profiles" not in service}
+
+
 def backends() -> dict[str, str]:
     """Each backend of the settings: its name and the host and port of its URL."""
     return {backend["name"]: backend["url"].removeprefix("http://") for backend in SETTINGS["backends"]}
@@ -63,8 +67,9 @@ def test_only_the_router_and_grafana_are_published_and_only_on_loopback():
 
 
 def test_every_service_restarts_and_has_a_health_check():
-    for name, service in SERVICES.items():
-        assert service.get("restart") == "unless-stopped", name
+    assert all(service.get("restart") == "unless-stopped" for service in SERVICES.values())
+    # The generator of traffic listens nowhere, and ends by itself when the router is not to be had.
+    for name, service in ALWAYS.items():
         assert service.get("healthcheck", {}).get("test", ["NONE"])[0] == "CMD", name
 
 
@@ -72,6 +77,28 @@ def test_the_router_waits_for_the_health_of_what_it_needs():
     waits = SERVICES["router"]["depends_on"]
     assert sorted(waits) == sorted([*ENGINES, "kv-store", "redis-cluster", "s3"])
     assert {wait["condition"] for wait in waits.values()} == {"service_healthy"}
+
+
+def test_traffic_comes_only_when_asked_for_and_goes_to_the_router():
+    traffic = SERVICES["traffic"]
+    assert sorted(set(SERVICES) - set(ALWAYS)) == ["traffic"]
+    assert traffic["profiles"] == ["load"]
+    assert traffic["depends_on"] == {"router": {"condition": "service_healthy"}}
+    words = command("traffic")
+    assert words[words.index("--url") + 1] == f"http://router:{SETTINGS['server']['port']}"
+    (volume,) = traffic["volumes"]
+    source, target, mode = volume.split(":")
+    script = next(word for word in words if word.endswith(".py"))
+    assert (mode, (REPOSITORY / source / script.removeprefix(f"{target}/")).is_file()) == ("ro", True)
+
+
+def test_what_we_wrote_is_confined():
+    ours = [name for name, service in SERVICES.items() if "build" in service or "profiles" in service]
+    assert sorted(ours) == sorted(["router", *ENGINES, "kv-store", "s3", "traffic"])
+    for name in ours:
+        service = SERVICES[name]
+        assert service["read_only"] is True and service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
 
 
 def test_the_router_gets_longer_to_stop_than_it_takes_to_drain():
@@ -82,7 +109,7 @@ def test_the_router_gets_longer_to_stop_than_it_takes_to_drain():
 def test_every_image_has_an_exact_version():
     for name, service in SERVICES.items():
         version = service["image"].rpartition(":")[2]
-        assert version == "local" or re.fullmatch(r"v?\d+\.\d+\.\d+(-alpine)?", version), f"{name}: {service['image']}"
+        assert version == "local" or re.fullmatch(r"v?\d+\.\d+\.\d+(-alpine|-slim)?", version), f"{name}: {service['image']}"
 
 
 def test_every_built_service_names_a_stage_of_the_dockerfile():
@@ -111,3 +138,31 @@ def test_prometheus_scrapes_the_router_and_every_engine_under_its_name_in_the_se
     scraped = {config["labels"]["backend"]: config["targets"][0] for config in jobs["engines"]}
     assert scraped == backends()
     assert "prometheus" in jobs
+
+
+def test_the_kubernetes_example_is_settings_that_the_router_takes_and_probes_what_it_serves():
+    kinds = {part["kind"]: part for part in yaml.safe_load_all((REPOSITORY / "deploy/kubernetes.yaml").read_text())}
+    settings = yaml.safe_load(kinds["ConfigMap"]["data"]["tidegate.yaml"])
+    pod = kinds["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["livenessProbe"]["httpGet"]["path"] == "/health"
+    assert container["readinessProbe"]["httpGet"]["path"] == "/ready"
+    seconds = [int(settings["drain"][key].removesuffix("s")) for key in ("delay", "timeout")]
+    assert pod["terminationGracePeriodSeconds"] > sum(seconds)
+    assert seconds[0] >= 2 * container["readinessProbe"]["periodSeconds"]
+    assert all("subPath" not in mount for mount in container["volumeMounts"])
+    mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
+    named = [*container["args"][1::2], settings["api_keys"]["file"]]
+    assert all(any(path.startswith(mount + "/") for mount in mounts) for path in named)
+
+
+def test_the_override_for_real_workers_names_workers_of_its_settings():
+    override = yaml.safe_load((REPOSITORY / "docker-compose.real.yml").read_text())["services"]
+    settings = yaml.safe_load((REPOSITORY / "config/real-engines.yaml").read_text())
+    scrapes = yaml.safe_load((REPOSITORY / "grafana/prometheus-real.yml").read_text())["scrape_configs"]
+    workers = {backend["url"].removeprefix("http://") for backend in settings["backends"]}
+    hosts = {entry.split(":")[0] for entry in override["router"]["extra_hosts"]}
+    assert {worker.split(":")[0] for worker in workers} == hosts
+    scraped = {target for job in scrapes if job["job_name"] == "engines" for of in job["static_configs"] for target in of["targets"]}
+    assert scraped == workers
+    assert override["router"]["command"][-1].endswith("/real-engines.yaml")

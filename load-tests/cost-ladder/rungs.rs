@@ -101,7 +101,7 @@ pub fn serve(rung: Rung, port: u16, engine: u16) -> io::Result<()> {
     }
     let logging = settings_for(port, engine).logging;
     let _guard = gateway::telemetry::log::start(&logging).map_err(io::Error::other)?;
-    let _recorder = gateway::telemetry::export::recorder();
+    let _recorder = gateway::telemetry::export::recorder(&[0.1, 1.0, 10.0]);
     actix_rt::System::new().block_on(async {
         let arbiter = Arbiter::new();
         let far = Counter::start_in_arbiter(&arbiter.handle(), |_| Counter(0));

@@ -10,6 +10,7 @@ use actors::index_shard::{
     ApplyEvents, FindOverlap, IndexShard, MESSAGES_MAX, Op as Change, ShardGauges, SourceSpec,
 };
 use actors::support::bounded::Permits;
+use actors::support::mailbox::Mailbox;
 use actors::support::published::Published;
 use routing::block::BlockHash;
 use routing::prefix_index::{HolderId, Run};
@@ -87,6 +88,7 @@ impl Shards {
         let holder = worker + if second_fleet { self.workers } else { 0 };
         let permit = permits.acquire().await;
         shard.do_send(ApplyEvents {
+            queued: Mailbox::IndexShard.enter(),
             source: HolderId(holder),
             epoch: 1,
             ops: vec![Change::Event(event)],
@@ -103,6 +105,7 @@ impl Shards {
             .map(|(shard, _)| {
                 let chain = chain.clone();
                 shard.send(FindOverlap {
+                    queued: Mailbox::IndexShard.enter(),
                     chains: vec![chain],
                 })
             })

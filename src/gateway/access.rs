@@ -46,7 +46,8 @@ pub fn admit(
     headers: &HeaderMap,
     scope: Scope,
 ) -> Result<Option<Arc<ApiKey>>, Refusal> {
-    let Some(ring) = &gateway.keys else {
+    let keys = gateway.keys.load();
+    let Some(ring) = keys.as_ref() else {
         return Ok(None);
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH);

@@ -3,6 +3,8 @@
 use crate::cache::AnswerCache;
 use crate::handoff::Splitting;
 use crate::kv::TokenCache;
+use crate::quotas::Quotas;
+use crate::reload::ReloadHandle;
 use crate::settings::Settings;
 use crate::spans::Tracer;
 use crate::telemetry::handles::Handles;
@@ -10,22 +12,26 @@ use crate::telemetry::recent::Recent;
 use crate::tls::Tls;
 use crate::tokenize::{Encoders, EncodingThreads};
 use crate::upstream::Client;
+use actors::cluster::Reconciled;
 use actors::directory::Directory;
 use actors::kv_index::KvIndexHandle;
 use actors::kv_share::ShareState;
 use actors::router::RouterSeed;
+use actors::support::mailbox::Mailbox;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use metrics_exporter_prometheus::PrometheusHandle;
 use routing::access::KeyRing;
 use routing::retry::RetryBudget;
 use std::cell::RefCell;
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 /// Shared by all worker threads.
 pub struct Gateway {
-    /// As loaded.
-    pub settings: Settings,
+    /// What requests go by; replaced whole when the settings are read again.
+    pub settings: ArcSwap<Settings>,
     /// The cluster as it is.
     pub directory: Directory,
     /// Who holds which KV blocks, when `kv_cache_index` is on.
@@ -35,11 +41,13 @@ pub struct Gateway {
     /// Answers that are kept, when `response_cache` is on.
     pub cache: Option<Arc<AnswerCache>>,
     /// Hands prompts' KV from one engine to another, when `disaggregated_serving` is on.
-    pub split: Option<Splitting>,
+    pub split: Option<ArcSwap<Splitting>>,
     /// Certificates, and whom backends must prove to be.
     pub tls: Tls,
     /// Who may ask, when `api_keys` are given.
-    pub keys: Option<KeyRing>,
+    pub keys: ArcSwapOption<KeyRing>,
+    /// What clients may ask for.
+    pub quotas: Quotas,
     /// Makes tokens of prompts, by model.
     pub encoders: Encoders,
     /// The threads on which they do.
@@ -50,6 +58,10 @@ pub struct Gateway {
     pub requests: Requests,
     /// Request bodies in memory.
     pub buffered: Buffered,
+    /// Reads the settings again.
+    pub reload: ReloadHandle,
+    /// Backends that were there once.
+    pub gone: Gone,
     /// Where the process stands between start and end.
     pub phase: Phases,
     /// Begins traces, when `tracing.otlp_endpoint` is set.
@@ -61,10 +73,45 @@ pub struct Gateway {
 }
 
 impl Gateway {
+    /// The settings of this moment. A request that holds them ends as it began.
+    pub fn settings(&self) -> Arc<Settings> {
+        self.settings.load_full()
+    }
+
+    /// Split serving as it is set at this moment.
+    pub fn splitting(&self) -> Option<Arc<Splitting>> {
+        self.split.as_ref().map(ArcSwap::load_full)
+    }
+
     /// Calls that are being made for requests that share them, or whose answers are being kept.
     pub fn flights(&self) -> usize {
         let cache = self.cache.as_ref();
         cache.map_or(0, |cache| cache.flights.running())
+    }
+
+    /// Answers that are on their way into Redis or S3.
+    pub fn writes(&self) -> usize {
+        Mailbox::StoreTier.depth()
+    }
+}
+
+/// Names of backends that left the settings: what was counted of them is told no longer.
+#[derive(Debug, Default)]
+pub struct Gone(Mutex<BTreeSet<String>>);
+
+impl Gone {
+    /// Backends came and went.
+    pub fn follow(&self, reconciled: &Reconciled) {
+        let mut gone = self.names();
+        gone.extend(reconciled.removed.iter().map(|name| name.to_string()));
+        for name in &reconciled.added {
+            gone.remove(&**name);
+        }
+    }
+
+    /// The names.
+    pub fn names(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

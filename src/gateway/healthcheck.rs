@@ -23,6 +23,11 @@ pub fn ask(url: &str, any_status: bool) -> i32 {
 }
 
 fn status(url: &str) -> std::io::Result<u16> {
+    get(url, "", 0).map(|(status, _)| status)
+}
+
+/// A GET with these lines added to its head; answers the status and at most so much of the body.
+pub fn get(url: &str, headers: &str, bytes_max: u64) -> std::io::Result<(u16, Vec<u8>)> {
     let bad = |what| std::io::Error::new(std::io::ErrorKind::InvalidInput, what);
     let rest = url
         .strip_prefix("http://")
@@ -40,14 +45,24 @@ fn status(url: &str) -> std::io::Result<u16> {
     let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
+    // 1.0: the answer is not chunked
     write!(
         stream,
-        "GET {path} HTTP/1.1\r\nhost: {authority}\r\nconnection: close\r\n\r\n"
+        "GET {path} HTTP/1.0\r\nhost: {authority}\r\n{headers}connection: close\r\n\r\n"
     )?;
     let mut head = [0u8; 12]; // "HTTP/1.1 200"
     stream.read_exact(&mut head)?;
-    std::str::from_utf8(&head[9..])
+    let status = std::str::from_utf8(&head[9..])
         .ok()
         .and_then(|digits| digits.parse().ok())
-        .ok_or_else(|| bad("the answer is not HTTP"))
+        .ok_or_else(|| bad("the answer is not HTTP"))?;
+    let mut rest = Vec::new();
+    if bytes_max > 0 {
+        stream.take(bytes_max).read_to_end(&mut rest)?;
+    }
+    let body = rest.windows(4).position(|end| end == b"\r\n\r\n");
+    Ok((
+        status,
+        body.map_or_else(Vec::new, |at| rest.split_off(at + 4)),
+    ))
 }

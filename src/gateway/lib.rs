@@ -1,6 +1,7 @@
 //! The inference router: serves HTTP in OpenAI form and routes it through the actors.
 
 mod access;
+mod against;
 pub mod cache;
 pub mod cli;
 pub mod gateway;
@@ -10,7 +11,9 @@ pub mod http;
 pub mod kv;
 mod listener;
 pub mod proxy;
+pub mod quotas;
 mod redis;
+pub mod reload;
 pub mod settings;
 pub mod spans;
 pub mod startup;

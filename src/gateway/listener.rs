@@ -72,20 +72,21 @@ impl Listeners {
     /// # Errors
     /// When an address cannot be bound; the message names it, and its key.
     pub fn open(gateway: &Arc<Gateway>) -> std::io::Result<Self> {
-        let settings = &gateway.settings.server;
+        let settings = gateway.settings();
+        let (server, admin) = (&settings.server, &settings.admin);
         let place = Place {
             face: Face::Main,
-            host: &settings.host,
-            port: settings.port,
-            workers: settings.workers,
-            max_connections: settings.max_connections,
+            host: &server.host,
+            port: server.port,
+            workers: server.workers,
+            max_connections: server.max_connections,
             key: "server.host, server.port",
             name: "server",
             certificate: gateway.tls.server.as_ref(),
         };
         let closing = watch::Sender::new(false);
         let (main, address) = listen(gateway, &place, &closing)?;
-        let own = gateway.settings.admin.listen.as_ref();
+        let own = admin.listen.as_ref();
         let admin = own.map(|HostPort { host, port }| Place {
             face: Face::Admin,
             host,
@@ -141,7 +142,7 @@ fn listen(
 }
 
 fn plain(gateway: &Arc<Gateway>, place: &Place<'_>) -> std::io::Result<(Server, SocketAddr)> {
-    let settings = &gateway.settings.server;
+    let settings = gateway.settings().server.clone();
     let (shared, face) = (gateway.clone(), place.face);
     let write_timeout = settings.client_write_timeout;
     let server = HttpServer::new(move || {
@@ -173,7 +174,7 @@ fn encrypted(
     certificate: &Arc<Certificate>,
     closing: &watch::Sender<bool>,
 ) -> std::io::Result<(Server, SocketAddr)> {
-    let settings = &gateway.settings.server;
+    let settings = gateway.settings().server.clone();
     let (shared, face) = (gateway.clone(), place.face);
     let write_timeout = settings.client_write_timeout;
     let accepting = Accepting {

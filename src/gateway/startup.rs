@@ -3,12 +3,14 @@
 
 use crate::access;
 use crate::cache;
-use crate::gateway::{Buffered, Gateway, Phase, Phases, Requests, Worker};
+use crate::gateway::{Buffered, Gateway, Gone, Phase, Phases, Requests, Worker};
 use crate::handoff;
 use crate::kv::{TokenCache, parity, share, wiring};
 use crate::listener::{CLOSING_TIME, Listeners};
+use crate::quotas::Quotas;
 use crate::redis::Redis;
-use crate::settings::Settings;
+use crate::reload::{self, Origin, Parts, Reloader, Wiring};
+use crate::settings::{Known, Settings};
 use crate::spans::Tracer;
 use crate::telemetry::handles::Handles;
 use crate::telemetry::recent::Recent;
@@ -22,6 +24,7 @@ use actors::kv_index::KvIndex;
 use actors::kv_share::KvShare;
 use actors::router::RouterSeed;
 use actors::support::supervise::Root;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use routing::breaker::BreakerRules;
 use routing::choose::ChoiceRules;
 use routing::health::HealthRules;
@@ -54,8 +57,16 @@ pub struct Running {
     listeners: Listeners,
 }
 
+/// Where settings come from, and what they are, to be read again.
+pub type Source = (Origin, Vec<Known>);
+
 /// Serves until a signal comes; answers the exit code.
 pub fn run(settings: Settings) -> i32 {
+    run_from(settings, None)
+}
+
+/// The same with settings that can be read again.
+pub fn run_from(settings: Settings, origin: Option<Source>) -> i32 {
     let guard = match log::start(&settings.logging) {
         Ok(guard) => guard,
         Err(message) => {
@@ -63,7 +74,7 @@ pub fn run(settings: Settings) -> i32 {
             return 1;
         }
     };
-    let code = actix_rt::System::new().block_on(serve(settings, |_| {}));
+    let code = actix_rt::System::new().block_on(serve_from((settings, origin), |_| {}));
     drop(guard); // writes the last lines
     code
 }
@@ -71,6 +82,13 @@ pub fn run(settings: Settings) -> i32 {
 /// Serves until a signal comes, within a running actix system; answers the exit code. Logging is
 /// the caller's. `started` is told when the gateway listens.
 pub async fn serve(settings: Settings, started: impl FnOnce(&Running)) -> i32 {
+    serve_from((settings, None), started).await
+}
+
+async fn serve_from(
+    (settings, origin): (Settings, Option<Source>),
+    started: impl FnOnce(&Running),
+) -> i32 {
     // before anything that takes time, so that a signal during the start is heard
     let mut signals = match Signals::new() {
         Ok(signals) => signals,
@@ -79,7 +97,7 @@ pub async fn serve(settings: Settings, started: impl FnOnce(&Running)) -> i32 {
             return 1;
         }
     };
-    let running = match start(settings).await {
+    let running = match start_from(settings, origin).await {
         Ok(running) => running,
         Err(error) => {
             // not by the log: its level may hide it
@@ -121,17 +139,35 @@ impl Signals {
 ///
 /// # Errors
 /// When the address cannot be bound; the message names it.
-pub async fn start(mut settings: Settings) -> std::io::Result<Running> {
+pub async fn start(settings: Settings) -> std::io::Result<Running> {
+    start_from(settings, None).await
+}
+
+/// The same, with where the settings come from and what they are, to be read again.
+///
+/// # Errors
+/// When the address cannot be bound; the message names it.
+pub async fn start_from(
+    mut settings: Settings,
+    origin: Option<Source>,
+) -> std::io::Result<Running> {
+    // from here on: by default it would end the process
+    let hangups = signal(SignalKind::hangup())?;
     let encoders = tokenize::load(&settings)?;
     let tls = Tls::load(&settings).map_err(std::io::Error::other)?;
     let client = Client::trusting(client_settings(&settings), tls.trust.clone());
-    let mut index = wiring::wire(&mut settings, &client);
-    let groups = handoff::wiring::group(&mut settings);
+    let mut wiring = Wiring::default();
+    let (mut index, groups) = wiring.wire(&mut settings, &client);
     let redis = Redis::where_used(&settings).map_err(std::io::Error::other)?;
     let shared = settings.kv_cache_index.shared;
     let sharing = index.as_mut().filter(|_| shared).zip(redis.clone());
     let sharing = sharing.map(|(index, redis)| share::wire(&settings, redis, index));
-    let kv = index.map(|index| KvIndex::supervised(index).1);
+    let index = index.map(|index| {
+        let next = index.next.clone();
+        let (root, kv) = KvIndex::supervised(index);
+        ((root, next), kv)
+    });
+    let (index, kv) = index.unzip();
     let cache = cache::wiring::start(&settings.response_cache, redis.as_ref()).await;
     let cache = cache.map_err(std::io::Error::other)?;
     let prober = HttpProber::new(
@@ -140,43 +176,60 @@ pub async fn start(mut settings: Settings) -> std::io::Result<Running> {
         tls.trust.clone(),
     );
     let (cluster, directory) = Cluster::supervised(cluster_settings(&settings), Rc::new(prober));
-    let sharing = sharing
-        .zip(kv.as_ref())
+    let shared = sharing.clone().zip(kv.as_ref());
+    let shared = shared
         .map(|(sharing, kv)| KvShare::supervised(sharing, kv.shard.clone(), directory.clone()).1);
-    let rules = ChoiceRules {
-        strategy: settings.selection_strategy,
-        prefix_routing: settings.prefix_routing.enabled,
-        load_factor_epsilon: settings.prefix_routing.load_factor_epsilon,
-        weights: wiring::weights(&settings),
-    };
+    let rules = choice_rules(&settings);
+    let (mut origin, effective) = origin.unzip();
+    if let (Some(origin), Some(keys)) = (&mut origin, &settings.api_keys.file) {
+        origin.files.add(keys.into());
+    }
+    let (reload, asked) = reload::channel(effective.unwrap_or_default());
+    let keys = access::ring(&settings.api_keys).map_err(std::io::Error::other)?;
+    let split = handoff::wiring::start(&settings, groups, rules, &directory);
     let gateway = Arc::new(Gateway {
         tls,
-        keys: access::ring(&settings.api_keys).map_err(std::io::Error::other)?,
-        split: handoff::wiring::start(&settings, groups, rules, &directory),
+        keys: ArcSwapOption::from_pointee(keys),
+        split: split.map(ArcSwap::from_pointee),
         router: RouterSeed::new(directory.clone(), rules),
         directory,
         kv,
-        sharing,
+        sharing: shared,
         cache,
+        quotas: Quotas::default(),
         encoders,
         encoding: EncodingThreads::start(encoding_threads())?,
         requests: Requests::default(),
         buffered: Buffered::new(settings.server.max_buffered_request_bytes),
         phase: Phases::default(),
         tracer: Tracer::start(&settings.tracing, &client),
+        prometheus: export::recorder(&settings.metrics.latency_buckets),
         recent: Recent::new(tokio::time::Instant::now().into_std()),
-        prometheus: export::recorder(),
-        settings,
+        reload,
+        gone: Gone::default(),
+        settings: ArcSwap::from_pointee(settings),
     });
+    reload::say_loaded();
     let listeners = Listeners::open(&gateway)?;
     let (address, admin_address) = (listeners.address, listeners.admin_address);
     actix_rt::spawn(upkeep(gateway.clone()));
     actix_rt::spawn(gateway.tls.clone().watch());
-    if gateway.settings.kv_cache_index.parity_check {
-        actix_rt::spawn(parity::watch(gateway.clone(), client));
+    let settings = gateway.settings();
+    if settings.kv_cache_index.parity_check {
+        actix_rt::spawn(parity::watch(gateway.clone(), client.clone()));
     }
-    let backends = gateway.settings.backends.len();
-    info!(%address, admin = admin_address.map(tracing::field::display), backends, workers = gateway.settings.server.workers, strategy = ?gateway.settings.selection_strategy, version = env!("CARGO_PKG_VERSION"), "serving");
+    if let Some(origin) = origin {
+        let parts = Parts {
+            wiring,
+            client,
+            cluster: cluster.clone(),
+            index,
+            sharing,
+        };
+        actix_rt::spawn(Reloader::new(origin, gateway.clone(), parts).run(asked, hangups));
+    }
+    let backends = settings.backends.len();
+    info!(%address, admin = admin_address.map(tracing::field::display), backends, workers = settings.server.workers, strategy = ?settings.selection_strategy, version = env!("CARGO_PKG_VERSION"), "serving");
     Ok(Running {
         address,
         admin_address,
@@ -201,7 +254,18 @@ fn client_settings(settings: &Settings) -> ClientSettings {
     }
 }
 
-fn cluster_settings(settings: &Settings) -> ClusterSettings {
+/// How backends are chosen.
+pub fn choice_rules(settings: &Settings) -> ChoiceRules {
+    ChoiceRules {
+        strategy: settings.selection_strategy,
+        prefix_routing: settings.prefix_routing.enabled,
+        load_factor_epsilon: settings.prefix_routing.load_factor_epsilon,
+        weights: wiring::weights(settings),
+    }
+}
+
+/// What the cluster is made of.
+pub fn cluster_settings(settings: &Settings) -> ClusterSettings {
     let (checks, breaker) = (&settings.health_checks, &settings.circuit_breaker);
     ClusterSettings {
         backends: settings.backends.clone(),
@@ -224,7 +288,7 @@ fn cluster_settings(settings: &Settings) -> ClusterSettings {
 /// What one worker thread needs; built once per thread (and bound address), within its runtime.
 pub fn worker(gateway: &Arc<Gateway>) -> Worker {
     let trust = gateway.tls.trust.clone();
-    let client = Client::trusting(client_settings(&gateway.settings), trust);
+    let client = Client::trusting(client_settings(&gateway.settings()), trust);
     let swept = client.clone();
     actix_rt::spawn(async move {
         loop {
@@ -235,7 +299,7 @@ pub fn worker(gateway: &Arc<Gateway>) -> Worker {
     Worker {
         gateway: gateway.clone(),
         client,
-        budget: RefCell::new(RetryBudget::new(gateway.settings.retry.budget_ratio)),
+        budget: RefCell::new(RetryBudget::new(gateway.settings().retry.budget_ratio)),
         handles: Handles::default(),
         tokens: TokenCache::default(),
     }
@@ -252,7 +316,7 @@ impl Running {
     /// Lets requests end, then closes the listener: `/ready` turns 503, after `drain.delay` new
     /// requests are refused, after `drain.timeout` streams are cut with an error event.
     pub async fn drain(&self) {
-        let settings = &self.gateway.settings.drain;
+        let settings = &self.gateway.settings().drain.clone();
         info!(
             running = self.gateway.requests.count(),
             delay_s = settings.delay.as_secs_f64(),
@@ -279,7 +343,8 @@ impl Running {
 
     async fn all_ended(&self) {
         // answers are kept after the client has them
-        while self.gateway.requests.count() > 0 || self.gateway.flights() > 0 {
+        let gateway = &self.gateway;
+        while gateway.requests.count() > 0 || gateway.flights() > 0 || gateway.writes() > 0 {
             tokio::time::sleep(DRAIN_POLL).await;
         }
     }

@@ -1,5 +1,6 @@
 //! Who may ask for what: API keys, known by their digests alone. Pure: the time of day is an argument.
 
+use crate::quota::{Limits, Priority};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -59,6 +60,10 @@ pub struct ApiKey {
     pub models: Vec<Arc<str>>,
     /// When it ends, in Unix seconds.
     pub expires: Option<u64>,
+    /// What may be asked for with it; where it says nothing, what holds for all keys.
+    pub limits: Limits,
+    /// Who goes first where requests wait.
+    pub priority: Priority,
 }
 
 impl ApiKey {
@@ -92,7 +97,7 @@ pub enum Denied {
 }
 
 /// All keys.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyRing {
     mode: KeyMode,
     // found by digest: how long that takes says nothing about any key
@@ -149,6 +154,8 @@ mod tests {
             scopes: vec![Scope::Inference],
             models: vec![],
             expires: None,
+            limits: Limits::default(),
+            priority: Priority::default(),
         }
     }
 

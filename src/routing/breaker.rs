@@ -7,7 +7,7 @@ use crate::view::Passage;
 use std::time::{Duration, Instant};
 
 /// `circuit_breaker` of the settings.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BreakerRules {
     /// Failures in a row that open it.
     pub failure_threshold: u32,

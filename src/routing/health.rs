@@ -52,7 +52,7 @@ impl Probe {
 }
 
 /// `unhealthy_threshold` and `healthy_threshold` of the settings.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HealthRules {
     /// Failures in a row that take a backend out.
     pub unhealthy_threshold: u32,

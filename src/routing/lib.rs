@@ -22,6 +22,7 @@ pub mod knowledge;
 pub mod pairing;
 pub mod prefix_index;
 pub mod prefix_key;
+pub mod quota;
 pub mod retry;
 pub mod ring;
 pub mod score;

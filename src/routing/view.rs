@@ -191,6 +191,16 @@ impl ClusterView {
         }
     }
 
+    /// Whether somebody can serve this model at this moment; with split serving, prefill workers alone cannot.
+    pub fn has_server(&self, model: &str, is_split: bool) -> bool {
+        let members = self.pools.get(model).map(|pool| &pool.members);
+        let mut members = members.into_iter().flatten();
+        members.any(|slot| {
+            let backend = self.backend(*slot);
+            backend.can_serve() && !(is_split && backend.role == Role::Prefill)
+        })
+    }
+
     /// The backend at a slot of this view.
     pub fn backend(&self, slot: Slot) -> &BackendView {
         &self.backends[slot.0]

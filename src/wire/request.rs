@@ -61,6 +61,12 @@ pub struct RequestView<'a> {
     #[serde(borrow, default)]
     temperature: Option<&'a RawValue>,
     #[serde(borrow, default)]
+    max_tokens: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    max_completion_tokens: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    max_output_tokens: Option<&'a RawValue>,
+    #[serde(borrow, default)]
     n: Option<&'a RawValue>,
     #[serde(borrow, default)]
     best_of: Option<&'a RawValue>,
@@ -177,6 +183,18 @@ impl<'a> RequestView<'a> {
             )
         };
         self.stream.is_none_or(plain)
+    }
+
+    /// The most tokens that each answer may have, by whichever name the client says it; none where it does
+    /// not say, or says nonsense.
+    pub fn answer_tokens(&self) -> Option<u64> {
+        let limits = [
+            self.max_tokens,
+            self.max_completion_tokens,
+            self.max_output_tokens,
+        ];
+        let limits = limits.into_iter().flatten();
+        limits.filter_map(|raw| raw.get().parse().ok()).max()
     }
 
     /// The raw `stream_options`, absent when missing or null.

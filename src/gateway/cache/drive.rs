@@ -10,6 +10,7 @@ use crate::proxy::{self, AnswerBody, Answered, Call, Flown, Opened, Told};
 use crate::telemetry::report::Report;
 use actix::Addr;
 use actors::response_cache::{Clear, Find, Found, Release, ResponseCache, Scope};
+use actors::support::mailbox::Mailbox;
 use bytes::Bytes;
 use hyper::header::SET_COOKIE;
 use hyper::{HeaderMap, StatusCode};
@@ -18,6 +19,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
+use std::time::Instant;
 use wire::answer::Form;
 use wire::cache_entry::Entry;
 
@@ -103,7 +105,7 @@ async fn fetch(
             return (Made::Nothing, locked);
         }
     }
-    let most = worker.gateway.settings.retry.max_attempts;
+    let most = worker.gateway.settings.load().retry.max_attempts;
     let mut handovers = 0;
     loop {
         let calls = most.min(CALLS_MAX - report.attempts);
@@ -141,11 +143,18 @@ async fn find(
         key: pilot.key(),
         path: wish.path(),
         leads: true,
+        queued: Mailbox::ResponseCache.enter(),
     };
-    let settings = &worker.gateway.settings.response_cache;
+    let start = Instant::now();
+    let settings = worker.gateway.settings();
+    let settings = &settings.response_cache;
     let budget = settings.l1_lookup_budget + settings.l2.lookup_budget;
     let limit = budget + settings.other_gateway_wait * 2 + ASK_SLACK;
     let asked = tokio::time::timeout(limit, address.send(find)).await;
+    let seconds = start.elapsed().as_secs_f64();
+    worker
+        .handles
+        .asked(Mailbox::ResponseCache.as_str(), seconds);
     let Ok(Ok(Found {
         entry,
         steps,

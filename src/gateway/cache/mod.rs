@@ -74,6 +74,12 @@ impl AnswerCache {
         self.bypassed.add(why as usize);
     }
 
+    /// Whether memory has an answer that this request would be given.
+    pub fn has_in_memory(&self, wish: &wish::Wish) -> bool {
+        let kept = self.tiers.in_memory(&wish.key).and_then(|(_, kept)| kept);
+        wish.may_read && kept.is_some_and(|kept| wish.is_served_by(&kept.entry))
+    }
+
     /// Counts an answer that is not kept.
     pub fn skip(&self, why: Skip) {
         self.unkept.add(why as usize);

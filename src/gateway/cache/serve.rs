@@ -111,7 +111,7 @@ pub async fn serve(
     }
     match seat.heard().await {
         Heard::Head(head) => {
-            let write_timeout = worker.gateway.settings.server.client_write_timeout;
+            let write_timeout = worker.gateway.settings.load().server.client_write_timeout;
             streamed((seat, write_timeout), &head, &caller, report).await
         }
         Heard::End(End::Whole(answered)) => whole(&answered, &caller, report),

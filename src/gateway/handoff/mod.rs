@@ -24,7 +24,7 @@ pub struct Seat {
     pub params: Option<String>,
 }
 
-/// Split serving, when `disaggregated_serving` is on.
+/// Split serving, when `disaggregated_serving` is on; another one when the settings change.
 pub struct Splitting {
     /// Pairs workers.
     pub coordinator: CoordinatorHandle,
@@ -37,7 +37,7 @@ pub struct Splitting {
     /// Whether unified backends stand in for failed steps.
     pub fallback: bool,
     /// What engines said their ids are.
-    pub engine_ids: EngineIds,
+    pub engine_ids: Arc<EngineIds>,
 }
 
 /// The connector of two workers of one group.

@@ -3,7 +3,9 @@
 use super::{EngineIds, Seat, Splitting};
 use crate::settings::{ConnectorKind, Settings};
 use actors::directory::Directory;
-use actors::disagg_coordinator::{CoordinatorSettings, DisaggCoordinator, GroupSpec};
+use actors::disagg_coordinator::{
+    CoordinatorHandle, CoordinatorSettings, DisaggCoordinator, GroupSpec,
+};
 use routing::choose::ChoiceRules;
 use routing::disagg::SplitRules;
 use routing::view::{HandOffGroup, Role};
@@ -11,24 +13,39 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use wire::handoff::Peer;
 
-/// Gives every backend its group; answers what the groups are.
-pub fn group(settings: &mut Settings) -> Arc<[GroupSpec]> {
-    let mut of = Vec::new();
-    let mut known = Vec::new();
-    let mut specs: Vec<GroupSpec> = Vec::new();
-    for backend in &settings.backends {
-        let group = settings.hand_off_group(&backend.name);
-        let number = known.iter().position(|other| *other == group);
-        let number = number.unwrap_or_else(|| {
-            known.push(group);
-            specs.push(spec(group));
-            known.len() - 1
-        });
-        specs[number].decoders += usize::from(backend.role == Role::Decode);
-        of.push(HandOffGroup(number as u32));
+/// Groups that were numbered, over changes of the settings: a number means the same one for ever.
+#[derive(Default)]
+pub struct Groups(Vec<(ConnectorKind, Option<(String, String)>)>);
+
+impl Groups {
+    fn number(&mut self, (kind, place): (ConnectorKind, Option<(&str, &str)>)) -> usize {
+        let group = (kind, place.map(|(at, of)| (at.to_owned(), of.to_owned())));
+        let known = self.0.iter().position(|other| *other == group);
+        known.unwrap_or_else(|| {
+            self.0.push(group);
+            self.0.len() - 1
+        })
     }
-    for (backend, group) in settings.backends.iter_mut().zip(of) {
-        backend.group = group;
+
+    fn specs(&self) -> Vec<GroupSpec> {
+        let all = self.0.iter();
+        all.map(|(kind, place)| {
+            let place = place.as_ref().map(|(at, of)| (at.as_str(), of.as_str()));
+            spec((*kind, place))
+        })
+        .collect()
+    }
+}
+
+/// Gives every backend its group; answers what the groups are.
+pub fn group(settings: &mut Settings, groups: &mut Groups) -> Arc<[GroupSpec]> {
+    let numbers = settings.backends.iter();
+    let numbers = numbers.map(|backend| groups.number(settings.hand_off_group(&backend.name)));
+    let numbers: Vec<usize> = numbers.collect();
+    let mut specs = groups.specs();
+    for (backend, number) in settings.backends.iter_mut().zip(numbers) {
+        specs[number].decoders += usize::from(backend.role == Role::Decode);
+        backend.group = HandOffGroup(number as u32);
     }
     specs.into()
 }
@@ -58,23 +75,53 @@ pub fn start(
     if !split.enabled {
         return None;
     }
-    let coordinator = CoordinatorSettings {
+    let wanted = coordinator(settings, groups, rules);
+    let (_, coordinator) = DisaggCoordinator::supervised(wanted, directory.clone());
+    Some(splitting(settings, coordinator, Arc::default()))
+}
+
+/// Goes on with split serving by other settings.
+pub fn follow(
+    present: &Splitting,
+    settings: &Settings,
+    groups: Arc<[GroupSpec]>,
+    rules: ChoiceRules,
+) -> Splitting {
+    let handle = present.coordinator.clone();
+    handle.configure(coordinator(settings, groups, rules));
+    splitting(settings, handle, present.engine_ids.clone())
+}
+
+fn coordinator(
+    settings: &Settings,
+    groups: Arc<[GroupSpec]>,
+    rules: ChoiceRules,
+) -> CoordinatorSettings {
+    let split = &settings.disaggregated_serving;
+    CoordinatorSettings {
         rules,
         split: SplitRules {
             min_prefill_tokens: split.min_prefill_tokens,
             fallback_to_unified: split.fallback_to_unified,
         },
         groups,
-    };
-    let (_, coordinator) = DisaggCoordinator::supervised(coordinator, directory.clone());
-    Some(Splitting {
+    }
+}
+
+fn splitting(
+    settings: &Settings,
+    coordinator: CoordinatorHandle,
+    engine_ids: Arc<EngineIds>,
+) -> Splitting {
+    let split = &settings.disaggregated_serving;
+    Splitting {
         coordinator,
         seats: seats(settings),
         prefill_timeout: split.prefill_timeout,
         transfer_timeout: split.kv_transfer_timeout,
         fallback: split.fallback_to_unified,
-        engine_ids: EngineIds::default(),
-    })
+        engine_ids,
+    }
 }
 
 fn seats(settings: &Settings) -> HashMap<Arc<str>, Seat> {

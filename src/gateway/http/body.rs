@@ -64,7 +64,8 @@ pub async fn read_all(
     payload: Payload,
     gateway: &Gateway,
 ) -> Result<Option<ReadBody>, Refusal> {
-    let server = &gateway.settings.server;
+    let settings = gateway.settings();
+    let server = &settings.server;
     let limits = BodyLimits {
         bytes: server.max_request_body,
         time: server.request_body_timeout,

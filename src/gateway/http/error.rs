@@ -1,6 +1,7 @@
 //! Which failure of ours is which status. Statuses that engines give are judged in
 //! `proxy/verdict.rs`.
 
+use crate::quotas::Exceeded;
 use actix_web::HttpResponse;
 use actix_web::http::StatusCode;
 use actix_web::http::header::{CONNECTION, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -62,6 +63,8 @@ pub enum ErrorKind {
     UnknownModel,
     /// Too much at one time, by our word or the engine's.
     Overloaded,
+    /// More than this client may ask for.
+    RateLimited,
     /// Something that should not happen, here or at the engine.
     Internal,
 }
@@ -83,6 +86,7 @@ impl ErrorKind {
             ErrorKind::NoBackend => "no_backend",
             ErrorKind::UnknownModel => "unknown_model",
             ErrorKind::Overloaded => "overloaded",
+            ErrorKind::RateLimited => "rate_limited",
             ErrorKind::Internal => "internal",
         }
     }
@@ -102,6 +106,14 @@ pub enum Refusal {
     TooSlow(Duration),
     /// Too many bytes of bodies at one time.
     TooManyBytes,
+    /// More than the client may ask for.
+    Quota(Exceeded),
+    /// More requests at one time than there may be.
+    TooManyRequests,
+    /// More requests wait already than may wait.
+    QueueFull,
+    /// It has waited for as long as it may.
+    QueueTimeout,
     /// The process is ending.
     Draining,
     /// No backend for this model.
@@ -130,6 +142,10 @@ pub enum Refusal {
     Denied(Denied),
     /// The key does not allow this model.
     ModelNotAllowed(String),
+    /// Settings that were to be read again are faulty: these faults.
+    FaultySettings(String),
+    /// This gateway cannot read its settings again.
+    NoReload,
     /// `/admin` without its token.
     NoAdminToken,
     /// `/admin` from another machine, with no token configured.
@@ -143,6 +159,8 @@ impl Refusal {
             Refusal::Body(_)
             | Refusal::WrongMethod(_)
             | Refusal::NoSuchBackend(_)
+            | Refusal::FaultySettings(_)
+            | Refusal::NoReload
             | Refusal::UnknownPath(_) => (By::Client, ErrorKind::BadRequest),
             Refusal::Denied(_)
             | Refusal::ModelNotAllowed(_)
@@ -150,7 +168,12 @@ impl Refusal {
             | Refusal::AdminFromAfar => (By::Client, ErrorKind::Unauthorized),
             Refusal::TooLarge(_) => (By::Client, ErrorKind::TooLarge),
             Refusal::TooSlow(_) => (By::Client, ErrorKind::RequestTimeout),
-            Refusal::TooManyBytes | Refusal::Draining => (By::Router, ErrorKind::Overloaded),
+            Refusal::Quota(_) => (By::Client, ErrorKind::RateLimited),
+            Refusal::TooManyBytes
+            | Refusal::TooManyRequests
+            | Refusal::QueueFull
+            | Refusal::QueueTimeout
+            | Refusal::Draining => (By::Router, ErrorKind::Overloaded),
             Refusal::NoSuchModel(_) | Refusal::NoBackend(NoBackend::UnknownModel, _) => {
                 (By::Client, ErrorKind::UnknownModel)
             }
@@ -166,7 +189,8 @@ impl Refusal {
     /// The status.
     pub fn status(&self) -> StatusCode {
         match self {
-            Refusal::Body(_) => StatusCode::BAD_REQUEST,
+            Refusal::Body(_) | Refusal::FaultySettings(_) => StatusCode::BAD_REQUEST,
+            Refusal::NoReload => StatusCode::CONFLICT,
             Refusal::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Refusal::TooSlow(_) => StatusCode::REQUEST_TIMEOUT,
             // it is there, and does not do what it should
@@ -174,7 +198,11 @@ impl Refusal {
             Refusal::Step(_, ErrorKind::FirstByteTimeout | ErrorKind::IdleTimeout, _) => {
                 StatusCode::GATEWAY_TIMEOUT
             }
+            Refusal::Quota(_) => StatusCode::TOO_MANY_REQUESTS,
             Refusal::TooManyBytes
+            | Refusal::TooManyRequests
+            | Refusal::QueueFull
+            | Refusal::QueueTimeout
             | Refusal::Draining
             | Refusal::NoWorker(..)
             | Refusal::Step(..)
@@ -210,6 +238,14 @@ impl Refusal {
             ),
             Refusal::TooManyBytes => {
                 "the gateway holds too many request bodies, try again later".into()
+            }
+            Refusal::Quota(exceeded) => exceeded.message(),
+            Refusal::TooManyRequests => "the gateway serves as many requests as it may".into(),
+            Refusal::QueueFull => {
+                "as many requests wait for the gateway as may wait, try again later".into()
+            }
+            Refusal::QueueTimeout => {
+                "the request has waited for its turn for as long as it may".into()
             }
             Refusal::Draining => "the gateway is shutting down".into(),
             Refusal::NoBackend(NoBackend::UnknownModel, model) | Refusal::NoSuchModel(model) => {
@@ -253,6 +289,12 @@ impl Refusal {
             Refusal::ModelNotAllowed(model) => {
                 format!("the API key does not allow the model `{model}`")
             }
+            Refusal::FaultySettings(faults) => {
+                format!("the settings are faulty, those of before stay in effect: {faults}")
+            }
+            Refusal::NoReload => {
+                "this gateway was not started from settings that can be read again".into()
+            }
             Refusal::NoAdminToken => {
                 "the admin token is missing or wrong: send it as `Authorization: Bearer TOKEN`"
                     .into()
@@ -264,6 +306,9 @@ impl Refusal {
     }
 
     fn kind(&self) -> &'static str {
+        if let Refusal::Quota(exceeded) = self {
+            return exceeded.limited.as_str();
+        }
         match self.status() {
             StatusCode::NOT_FOUND => "not_found_error",
             StatusCode::UNAUTHORIZED => "authentication_error",
@@ -292,6 +337,12 @@ impl Refusal {
             Refusal::Denied(Denied::Expired) => "expired_api_key",
             Refusal::Denied(_) => "invalid_api_key",
             Refusal::ModelNotAllowed(_) => "model_not_allowed",
+            Refusal::Quota(_) => "rate_limit_exceeded",
+            Refusal::TooManyRequests => "too_many_requests",
+            Refusal::QueueFull => "queue_full",
+            Refusal::QueueTimeout => "queue_timeout",
+            Refusal::FaultySettings(_) => "invalid_settings",
+            Refusal::NoReload => "no_reload",
             Refusal::NoWorker(step, _) => match step {
                 Step::Prefill => "no_prefill_worker",
                 Step::Decode => "no_decode_worker",
@@ -326,6 +377,12 @@ impl Refusal {
         response.insert_header(("x-request-id", request_id));
         if self.status() == StatusCode::SERVICE_UNAVAILABLE {
             response.insert_header((RETRY_AFTER, RETRY_LATER.as_secs()));
+        }
+        if let Refusal::Quota(exceeded) = self {
+            response.insert_header((RETRY_AFTER, exceeded.weighed.retry_seconds()));
+            exceeded.note().tell(|name, value| {
+                response.insert_header((name, value));
+            });
         }
         if self.status() == StatusCode::UNAUTHORIZED {
             response.insert_header((WWW_AUTHENTICATE, "Bearer"));

@@ -2,6 +2,7 @@
 
 use super::body::{ReadBody, read_all};
 use super::error::Refusal;
+use super::fallback;
 use super::routes::ApiRoute;
 use super::{request_id, worker};
 use crate::access;
@@ -9,6 +10,7 @@ use crate::cache::serve;
 use crate::cache::wish::{self, Wish};
 use crate::gateway::{Phase, Worker};
 use crate::proxy::{self, Call, headers};
+use crate::quotas::{self, Asker, Grant, Quotas};
 use crate::telemetry::report::{CacheNote, Report};
 use actix_web::http::header::{HeaderName, HeaderValue};
 use actix_web::web::Payload;
@@ -37,19 +39,30 @@ pub async fn handle(route: ApiRoute, request: HttpRequest, payload: Payload) -> 
         Err(refusal) => return refuse(refusal, report),
     };
     report.key = key.as_ref().map(|key| key.name.clone());
+    let settings = worker.gateway.settings();
+    let asker = Asker::of(&request, key.as_ref(), &settings);
+    let mut grant = match worker.gateway.quotas.knock(&settings, &asker) {
+        Ok(grant) => grant,
+        Err(refusal) => return refuse(refusal, report),
+    };
     let body = match read_all(&request, payload, &worker.gateway).await {
         Ok(Some(body)) => body,
         Err(refusal) => return refuse(refusal, report),
         // the client is gone: nobody reads this, and the report says so
         Ok(None) => return HttpResponse::BadRequest().finish(),
     };
-    let asked = (&request, key.as_deref());
+    let asked = (&request, key.as_deref(), &asker);
     let (mut call, wish) = match call(&worker, route, asked, body, &report.request_id) {
         Ok(asked) => asked,
         Err(refusal) => return refuse(refusal, report),
     };
     report.model(&call.model);
     call.belongs_to(report.trace());
+    report.fallback_from.clone_from(&call.fallback_from);
+    if let Err(refusal) = admit(&worker, &asker, &call, &mut grant).await {
+        return refuse(refusal, report);
+    }
+    report.grant = grant;
     match (wish, worker.gateway.cache.clone()) {
         (Some(Ok(wish)), Some(cache)) => serve::serve((call, wish), worker, cache, report).await,
         (Some(Err(why)), Some(cache)) => {
@@ -58,6 +71,22 @@ pub async fn handle(route: ApiRoute, request: HttpRequest, payload: Payload) -> 
             proxy::serve(call, worker, report).await
         }
         _ => proxy::serve(call, worker, report).await,
+    }
+}
+
+/// Waits until the request may run. One that still waits when the process must end is told so.
+async fn admit(
+    worker: &Worker,
+    asker: &Asker,
+    call: &Call,
+    grant: &mut Grant,
+) -> Result<(), Refusal> {
+    let (gateway, cutting) = (&worker.gateway, worker.gateway.phase.cutting());
+    let of = (&call.model, call.tokens_estimated);
+    tokio::select! {
+        biased;
+        admitted = gateway.quotas.admit(gateway, asker, of, grant) => admitted,
+        () = cutting => Err(Refusal::Draining),
     }
 }
 
@@ -86,18 +115,33 @@ pub type Wished = Option<Result<Wish, Why>>;
 pub(super) fn call(
     worker: &Worker,
     route: ApiRoute,
-    (request, key): (&HttpRequest, Option<&ApiKey>),
+    (request, key, asker): (&HttpRequest, Option<&ApiKey>, &Asker),
     body: ReadBody,
     request_id: &str,
 ) -> Result<(Call, Wished), Refusal> {
-    let settings = &worker.gateway.settings;
+    let settings = worker.gateway.settings();
     let view = RequestView::parse(&body.bytes).map_err(Refusal::Body)?;
     let asked = view.model().map_err(Refusal::Body)?;
     let alias = settings.model_aliases.get(&*asked);
-    let model: Arc<str> = alias.cloned().unwrap_or_else(|| Arc::from(&*asked));
-    if key.is_some_and(|key| !key.allows([&asked, &model])) {
+    let wanted: Arc<str> = alias.cloned().unwrap_or_else(|| Arc::from(&*asked));
+    if key.is_some_and(|key| !key.allows([&asked, &wanted])) {
         return Err(Refusal::ModelNotAllowed(asked.into_owned()));
     }
+    let wish_for = |model: &Arc<str>| {
+        worker.gateway.cache.as_ref().map(|cache| {
+            let tenant = access::tenant(key, request.headers());
+            let of = (&*body.bytes, &view);
+            wish::wish(&cache.rules, route, request.headers(), of, (model, tenant))
+        })
+    };
+    let is_at_hand = |wish: Wished| match (wish, &worker.gateway.cache) {
+        (Some(Ok(wish)), Some(cache)) => cache.has_in_memory(&wish),
+        _ => false,
+    };
+    let other = fallback::instead_of(&wanted, &worker.gateway, &settings, key)
+        .filter(|_| !is_at_hand(wish_for(&wanted)));
+    let fallback_from = other.is_some().then(|| wanted.clone());
+    let model = other.unwrap_or(wanted);
     let opening = view.opening(route.prompt_field());
     let parts = PrefixParts {
         model: &model,
@@ -111,22 +155,22 @@ pub(super) fn call(
         .then(|| prefix_key(parts, settings.prefix_routing.max_prefix_length))
         .flatten();
     let wants_stream = view.wants_stream();
-    let ask_usage = settings.upstream.request_stream_usage
-        && wants_stream
-        && route.is_openai_stream()
-        && !view.wants_usage();
+    let may_ask_usage = wants_stream && route.is_openai_stream() && !view.wants_usage();
+    let ask_usage = may_ask_usage
+        && (settings.upstream.request_stream_usage
+            || Quotas::counts_tokens(&settings, asker, &model));
     let edit = AnswerEdit {
-        model: alias.map(|_| serde_json::Value::from(&*asked).to_string()),
+        // what another model made carries that model's name
+        model: alias
+            .filter(|_| fallback_from.is_none())
+            .map(|_| serde_json::Value::from(&*asked).to_string()),
         strip_usage_chunk: ask_usage,
         cached: None,
     };
-    let rewritten = rewrite(&body.bytes, &view, alias.map(|model| &**model), ask_usage);
+    let renamed = (*model != *asked).then_some(&*model);
+    let rewritten = rewrite(&body.bytes, &view, renamed, ask_usage);
     let session = session(request, &settings.session_header, &view);
-    let wish = worker.gateway.cache.as_ref().map(|cache| {
-        let tenant = access::tenant(key, request.headers());
-        let of = (&*body.bytes, &view);
-        wish::wish(&cache.rules, route, request.headers(), of, (&model, tenant))
-    });
+    let wish = wish_for(&model);
     let asks_usage = ask_usage || view.wants_usage();
     let call = Call {
         trace: None,
@@ -137,8 +181,10 @@ pub(super) fn call(
         wants_stream,
         headers: headers::to_backend(request.headers(), request_id, key.is_some()),
         body: rewritten.unwrap_or(body.bytes.clone()),
+        tokens_estimated: quotas::estimate(route, &view, body.bytes.len()),
         _held: body.held,
         model,
+        fallback_from,
         prefix,
         session,
         edit,

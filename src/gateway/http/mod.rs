@@ -4,6 +4,7 @@ mod admin;
 mod body;
 mod cors;
 pub mod error;
+mod fallback;
 mod inference;
 mod models;
 mod probes;
@@ -21,8 +22,8 @@ use std::rc::Rc;
 /// Registers every path of the API on one worker thread, with `/admin` unless that has a listener of its own. Nothing else
 /// is answered or forwarded.
 pub fn configure(config: &mut ServiceConfig, worker: &Rc<Worker>) {
-    api(config, &worker.gateway.settings.server.cors);
-    if worker.gateway.settings.admin.listen.is_none() {
+    api(config, &worker.gateway.settings().server.cors);
+    if worker.gateway.settings().admin.listen.is_none() {
         admin::configure(config);
     }
     everywhere(config, worker);

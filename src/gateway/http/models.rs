@@ -20,13 +20,13 @@ pub async fn handle(request: HttpRequest) -> HttpResponse {
     let snapshot = gateway.directory.load();
     let served = |model: &str| snapshot.view.pools.contains_key(model);
     let models = snapshot.view.pools.keys().map(|name| name.to_string());
-    let aliases = gateway.settings.model_aliases.iter();
+    let settings = gateway.settings();
+    let aliases = settings.model_aliases.iter();
     let aliases = aliases
         .filter(|(_, target)| served(target))
         .map(|(alias, _)| alias.to_string());
     let behind = |name: &str| {
-        gateway
-            .settings
+        settings
             .model_aliases
             .get(name)
             .map_or_else(|| name.to_owned(), |target| target.to_string())

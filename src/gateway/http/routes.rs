@@ -95,6 +95,11 @@ impl ApiRoute {
         !matches!(self, ApiRoute::Tokenize | ApiRoute::Detokenize)
     }
 
+    /// Whether its answers have tokens that engines make.
+    pub fn has_answer_tokens(self) -> bool {
+        self.generates() && !matches!(self, ApiRoute::Embeddings | ApiRoute::Rerank)
+    }
+
     /// Whether its streams end with `data: [DONE]`, and usage can be asked for.
     pub fn is_openai_stream(self) -> bool {
         matches!(self, ApiRoute::Chat | ApiRoute::Completions)

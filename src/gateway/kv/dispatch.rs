@@ -6,6 +6,7 @@ use actix::Addr;
 use actors::backend::{Backend, Standing};
 use actors::index_shard::{DispatchEnded, Dispatched, Fate, HandedOver, IndexShard};
 use actors::placement::Placement;
+use actors::support::mailbox::Mailbox;
 use routing::block::BlockHash;
 use routing::prefix_index::HolderId;
 use routing::score::{Basis, Reach};
@@ -44,6 +45,7 @@ impl Dispatch {
                 holder,
                 chain: cut.chain.clone(),
                 hold,
+                queued: Mailbox::IndexShard.enter(),
             });
             Sent {
                 chain: cut.chain.clone(),

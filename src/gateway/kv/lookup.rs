@@ -12,6 +12,7 @@ use actix_web::rt::time::timeout;
 use actors::backend::Backend;
 use actors::index_shard::{FindOverlap, IndexShard};
 use actors::kv_index::KvIndexHandle;
+use actors::support::mailbox::Mailbox;
 use routing::block::{BlockHash, Realm, TEXT_BLOCK_BYTES, TEXT_BLOCK_TOKENS, chain, text_chain};
 use routing::ids::Slot;
 use routing::knowledge::Mode;
@@ -85,10 +86,13 @@ pub async fn look(call: &Call, worker: &Worker, kv: &KvIndexHandle) -> Result<Fo
     let shard = shard.as_ref().clone().ok_or("no_index")?;
     let asked = shard.send(FindOverlap {
         chains: chains.iter().map(|cut| cut.chain.clone()).collect(),
+        queued: Mailbox::IndexShard.enter(),
     });
     let start = Instant::now();
     let runs = timeout(INDEX_DEADLINE, asked).await.map_err(|_| "late")?;
-    worker.handles.asked_index(start.elapsed().as_secs_f64());
+    let seconds = start.elapsed().as_secs_f64();
+    worker.handles.asked_index(seconds);
+    worker.handles.asked(Mailbox::IndexShard.as_str(), seconds);
     let runs = runs.map_err(|_| "no_index")?;
     let known: Vec<PromptOverlap> = chains.iter().zip(runs).map(overlap).collect();
     let mut by_tokens = known.iter().filter(|p| p.basis == Basis::Tokens).peekable();
@@ -163,6 +167,7 @@ async fn cut(
         worker
             .gateway
             .settings
+            .load()
             .kv_cache_index
             .tokenizers
             .get(&call.model),
@@ -230,7 +235,7 @@ impl Pool {
             engine: None,
             is_base,
             some_guessed: false,
-            guesses: worker.gateway.settings.kv_cache_index.approximate,
+            guesses: worker.gateway.settings.load().kv_cache_index.approximate,
         };
         for (_, backend) in members.filter(|(view, _)| view.can_serve()) {
             found.add(backend);

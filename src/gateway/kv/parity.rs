@@ -9,6 +9,7 @@ use crate::upstream::{self, Client, Unanswered};
 use actors::backend::Backend;
 use actors::index_shard::FindOverlap;
 use actors::kv_index::KvIndexHandle;
+use actors::support::mailbox::Mailbox;
 use routing::block::{BlockHash, Realm, chain};
 use routing::knowledge::Parity;
 use serde_json::{Map, Value, json};
@@ -74,7 +75,7 @@ pub async fn watch(gateway: Arc<Gateway>, client: Client) {
 /// How often a backend's events were learned anew; none while they are not all taken in as they come:
 /// behind a replay, the probe's own blocks would wait.
 fn learned(gateway: &Gateway, backend: &str) -> Option<u64> {
-    let sources = &gateway.kv.as_ref()?.sources;
+    let sources = gateway.kv.as_ref()?.sources.load();
     let own = sources.iter().filter(|source| *source.backend == *backend);
     let states: Vec<_> = own.map(|source| source.state.load()).collect();
     let live = !states.is_empty() && states.iter().all(|s| s.connected && s.live);
@@ -254,7 +255,7 @@ impl Probe {
     }
 
     fn last_seq(&self) -> Option<u64> {
-        let sources = &self.gateway.kv.as_ref()?.sources;
+        let sources = self.gateway.kv.as_ref()?.sources.load();
         let own = sources
             .iter()
             .filter(|s| s.backend == self.backend.spec.name);
@@ -276,6 +277,7 @@ impl Probe {
         let found = shard
             .send(FindOverlap {
                 chains: vec![chain],
+                queued: Mailbox::IndexShard.enter(),
             })
             .await;
         let memories = &self.backend.spec.kv.memories;

@@ -15,6 +15,7 @@ use routing::event_stream::Recovery;
 use serde_json::{Value, json};
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 use storage::{Pipeline, pipe};
 
@@ -30,10 +31,25 @@ const GATEWAYS_MAX: usize = 64;
 /// Lets the streams of an index begin with what other gateways have left, where an engine does not
 /// send all that it holds to whoever connects.
 pub fn wire(settings: &Settings, redis: Redis, index: &mut KvIndexSettings) -> ShareSettings {
-    let store: Rc<dyn SharedStore> = Rc::new(RedisStore {
-        redis,
-        me: format!("{:016x}", fastrand::u64(..)),
-    });
+    let sharing = ShareSettings {
+        store: Rc::new(RedisStore {
+            redis,
+            me: format!("{:016x}", fastrand::u64(..)),
+        }),
+        streams: Rc::default(),
+    };
+    follow(&sharing, settings, index, &[]);
+    sharing
+}
+
+/// The same for another index in place of the one before; `kept`: sources of both, whose streams go on
+/// as they are.
+pub fn follow(
+    sharing: &ShareSettings,
+    settings: &Settings,
+    index: &mut KvIndexSettings,
+    kept: &[Arc<str>],
+) {
     let mut streams = Vec::new();
     for source in &mut index.sources {
         if source.transport.recovery() == Recovery::Reconnect {
@@ -44,6 +60,16 @@ pub fn wire(settings: &Settings, redis: Redis, index: &mut KvIndexSettings) -> S
             .map_or_else(String::new, |rank| format!("/{rank}"));
         let engine = engine(settings, &source.backend);
         let name: Rc<str> = format!("{}{rank}-{engine}", source.backend).into();
+        let known = sharing
+            .streams
+            .borrow()
+            .iter()
+            .find(|of| of.name == name)
+            .cloned();
+        if let (Some(known), true) = (known, kept.contains(&source.key)) {
+            streams.push(known);
+            continue;
+        }
         let led = Rc::new(Cell::new(false));
         let own = source
             .memories
@@ -58,13 +84,13 @@ pub fn wire(settings: &Settings, redis: Redis, index: &mut KvIndexSettings) -> S
         });
         source.transport = Rc::new(SharedTransport {
             inner: source.transport.clone(),
-            store: store.clone(),
+            store: sharing.store.clone(),
             stream: name,
             led,
             misled: Rc::default(),
         });
     }
-    ShareSettings { store, streams }
+    *sharing.streams.borrow_mut() = streams;
 }
 
 /// Tells engines apart that have the same name in the settings of different gateways.

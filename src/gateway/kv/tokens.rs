@@ -35,7 +35,8 @@ pub(super) async fn of(
     if !view.is_long(call.route) {
         return Err("no_tokens");
     }
-    let settings = &worker.gateway.settings.kv_cache_index;
+    let settings = worker.gateway.settings();
+    let settings = &settings.kv_cache_index;
     match settings.tokenizers.get(&call.model) {
         Some(Tokenizer::None) => Err("no_tokens"),
         Some(Tokenizer::Local(_)) => local(call, worker).await,

@@ -1,12 +1,13 @@
 //! From settings to the index's sources: who holds what, and which storage joins whom.
 
-use crate::settings::{ExternalStorage, Settings, Tokenizer};
+use crate::settings::{EventSource, ExternalStorage, Settings, Tokenizer};
 use crate::upstream::{Client, events};
 use actors::backend::{BackendSpec, KvSeat, Standing};
 use actors::index_shard::SourceSpec;
-use actors::kv_index::{KvIndexSettings, Member, SourceSettings};
+use actors::kv_index::{KvIndexSettings, Member, Next, SourceSettings};
 use actors::kv_subscriber::StreamState;
 use actors::support::published::Published;
+use routing::cache_key::short_digest;
 use routing::prefix_index::{HolderId, Limits};
 use routing::score::Weights;
 use routing::view::{Memory, Role};
@@ -41,6 +42,38 @@ struct Access {
 struct Holders {
     memories: u32,
     namespaces: BTreeMap<(String, String, Arc<str>), HolderId>,
+}
+
+/// What a seat follows from. While it stays, the backend keeps its memories and what is believed of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct SeatKey {
+    name: Arc<str>,
+    url: String,
+    dp_size: u32,
+    has_source: bool,
+    tokens: bool,
+    approximate: bool,
+}
+
+type Seated = (SeatKey, Arc<[Memory]>, Arc<Standing>);
+
+/// Seats that were given, over changes of the settings.
+#[derive(Default)]
+pub struct Seats {
+    holders: Holders,
+    given: Vec<Seated>,
+}
+
+impl Seats {
+    /// The seat of before, or a fresh one.
+    fn give(&mut self, key: SeatKey) -> Seated {
+        let known = self.given.iter().find(|(of, ..)| *of == key);
+        known.cloned().unwrap_or_else(|| {
+            let standing = Standing::new(key.has_source, key.tokens, key.approximate);
+            let memories = self.holders.memories(key.dp_size);
+            (key, memories, Arc::new(standing))
+        })
+    }
 }
 
 impl Holders {
@@ -103,15 +136,21 @@ fn model(settings: &Settings, at: usize) -> Arc<str> {
 pub const BASE_REALM: &str = "";
 
 /// Gives every backend its seat in the index, and answers what the index is made of, if it is on.
-pub fn wire(settings: &mut Settings, client: &Client) -> Option<KvIndexSettings> {
-    let mut holders = Holders::default();
+pub fn wire(
+    settings: &mut Settings,
+    client: &Client,
+    seats: &mut Seats,
+) -> Option<KvIndexSettings> {
     let mut accesses = Vec::new();
+    let mut given = Vec::new();
     for at in 0..settings.backends.len() {
-        let access = access(settings, at, &mut holders);
-        let seat = seat(settings, at, access, &mut holders);
-        settings.backends[at].kv = seat;
+        let access = access(settings, at, &mut seats.holders);
+        let seated = seats.give(seat_key(settings, at));
+        settings.backends[at].kv = seat(&seated, access);
+        given.push(seated);
         accesses.push(access);
     }
+    seats.given = given;
     let index = &settings.kv_cache_index;
     if !index.enabled {
         return None;
@@ -127,18 +166,20 @@ pub fn wire(settings: &mut Settings, client: &Client) -> Option<KvIndexSettings>
         };
         ranks.into_iter().map(move |rank| {
             let stream = rank.map_or_else(|| source.clone(), |rank| source.of_rank(rank));
+            let spec = SourceSpec {
+                model: BASE_REALM.into(),
+                writes: writes.filter(|a| a.writes).map(|a| a.namespace),
+                assume_offload: index.treat_eviction_as_offload,
+                storage: index.storage_offloading,
+            };
             SourceSettings {
+                key: source_key(&stream, backend, &spec),
                 backend: backend.name.clone(),
                 memories: backend.kv.memories.clone(),
                 rank,
                 standing: backend.kv.standing.clone(),
                 state: Published::new(StreamState::default()),
-                spec: SourceSpec {
-                    model: BASE_REALM.into(),
-                    writes: writes.filter(|a| a.writes).map(|a| a.namespace),
-                    assume_offload: index.treat_eviction_as_offload,
-                    storage: index.storage_offloading,
-                },
+                spec,
                 reconnect: source.reconnect_interval,
                 transport: events::transport(&stream, client, backend),
             }
@@ -147,6 +188,7 @@ pub fn wire(settings: &mut Settings, client: &Client) -> Option<KvIndexSettings>
     Some(KvIndexSettings {
         sources: sources.collect(),
         members: settings.backends.iter().map(member).collect(),
+        next: Next::default(),
         limits: Limits {
             max_entries: usize::try_from(index.max_entries).unwrap_or(usize::MAX),
             ttl: u32::try_from(index.entry_ttl.as_secs()).unwrap_or(u32::MAX),
@@ -157,27 +199,42 @@ pub fn wire(settings: &mut Settings, client: &Client) -> Option<KvIndexSettings>
 fn member(backend: &BackendSpec) -> Member {
     Member {
         backend: backend.name.clone(),
+        memories: backend.kv.memories.clone(),
         standing: backend.kv.standing.clone(),
     }
 }
 
-fn seat(settings: &Settings, at: usize, access: Option<Access>, holders: &mut Holders) -> KvSeat {
-    let index = &settings.kv_cache_index;
+/// Equal for sources that are the same: a digest, since the backend's key is part of it.
+fn source_key(stream: &EventSource, backend: &BackendSpec, spec: &SourceSpec) -> Arc<str> {
+    let key = backend.api_key.as_ref().map(|key| &key.0);
+    let (url, memories) = (&backend.url, &backend.kv.memories);
+    short_digest(&format!("{stream:?} {url} {memories:?} {spec:?} {key:?}")).into()
+}
+
+fn seat_key(settings: &Settings, at: usize) -> SeatKey {
+    let (index, backend) = (&settings.kv_cache_index, &settings.backends[at]);
     let mut sources = index.event_sources.iter();
-    let source = sources.find(|source| *source.backend_name == *settings.backends[at].name);
+    let source = sources.find(|source| *source.backend_name == *backend.name);
     let tokenizer = index.tokenizers.get(&model(settings, at));
+    SeatKey {
+        name: backend.name.clone(),
+        url: backend.url.to_string(),
+        dp_size: source.map_or(1, |source| source.dp_size),
+        has_source: index.enabled && source.is_some(),
+        tokens: tokenizer != Some(&Tokenizer::None),
+        approximate: index.enabled && index.approximate,
+    }
+}
+
+fn seat((_, memories, standing): &Seated, access: Option<Access>) -> KvSeat {
     let reads = access.filter(|access| access.reads);
     KvSeat {
         writes: access
             .filter(|access| access.writes)
             .map(|access| access.namespace),
-        memories: holders.memories(source.map_or(1, |source| source.dp_size)),
+        memories: memories.clone(),
         reads: reads.map(|access| access.namespace).into_iter().collect(),
-        standing: Arc::new(Standing::new(
-            index.enabled && source.is_some(),
-            tokenizer != Some(&Tokenizer::None),
-            index.enabled && index.approximate,
-        )),
+        standing: standing.clone(),
     }
 }
 
@@ -204,7 +261,7 @@ mod tests {
             connection_max_age: Duration::from_secs(1),
             max_idle_per_backend: 1,
         });
-        let index = wire(&mut settings, &client);
+        let index = wire(&mut settings, &client, &mut Seats::default());
         (settings, index)
     }
 

@@ -177,8 +177,9 @@ impl AnswerBody {
             .filter(|_| call.edit.is_none() && !parts.is_events);
         let cached = parts.cached.take();
         let events = parts.is_events.then(|| Events::new(call, cached));
-        let idle_timeout = parts.worker.gateway.settings.upstream.idle_timeout;
-        let server = &parts.worker.gateway.settings.server;
+        let settings = parts.worker.gateway.settings();
+        let idle_timeout = settings.upstream.idle_timeout;
+        let server = &settings.server;
         AnswerBody {
             cutting: Box::pin(parts.worker.gateway.phase.cutting()),
             idle: Box::pin(tokio::time::sleep(idle_timeout)),

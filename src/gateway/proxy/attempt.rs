@@ -181,7 +181,8 @@ impl Sending {
 
 /// How long the first byte of an answer is waited for.
 pub fn first_byte_limit(call: &Call, worker: &Worker) -> Duration {
-    let upstream = &worker.gateway.settings.upstream;
+    let settings = worker.gateway.settings.load();
+    let upstream = &settings.upstream;
     match call.wants_stream {
         true => upstream.first_byte_timeout,
         false => upstream.first_byte_timeout_non_streaming,
@@ -207,7 +208,7 @@ pub async fn send(
     );
     let patience = Patience {
         first_byte: sending.first_byte,
-        idle: worker.gateway.settings.upstream.idle_timeout,
+        idle: worker.gateway.settings.load().upstream.idle_timeout,
         silence: sending.silence,
     };
     let mut outgoing = outgoing(sending, &backend.spec, rank);

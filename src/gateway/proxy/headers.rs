@@ -25,8 +25,8 @@ const NOT_FOR_BACKENDS: [&str; 4] = ["accept-encoding", "expect", RANK, "x-reque
 const CREDENTIALS: [&str; 2] = ["authorization", "x-api-key"];
 /// Which data-parallel rank of an engine shall serve a request.
 pub const RANK: &str = "x-data-parallel-rank";
-/// Written by our own server.
-const NOT_FOR_CLIENTS: [&str; 3] = ["date", "server", "x-request-id"];
+/// Written by our own server; and cookies, which the next engine would not know.
+const NOT_FOR_CLIENTS: [&str; 4] = ["date", "server", "set-cookie", "x-request-id"];
 /// Which web pages may read an answer is the router's to say: engines allow all of them by default.
 const CORS_PREFIX: &str = "access-control-";
 /// Ours: a client does not set them, and an engine does not answer with them.

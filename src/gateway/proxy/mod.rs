@@ -38,6 +38,7 @@ use setback::Setback;
 use split::Way;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 use wire::splice::AnswerEdit;
 
 /// What is asked of a backend, whichever it will be.
@@ -54,6 +55,8 @@ pub struct Call {
     pub _held: BufferedBytes,
     /// As backends name it.
     pub model: Arc<str>,
+    /// The model in whose place it serves, where nobody can serve that one.
+    pub fallback_from: Option<Arc<str>>,
     /// Equal for requests that begin alike.
     pub prefix: Option<PrefixKey>,
     /// Equal for requests of one session.
@@ -64,6 +67,8 @@ pub struct Call {
     pub asks_usage: bool,
     /// Whether one engine may compute its prompt and another generate.
     pub may_split: bool,
+    /// Tokens of its prompt and answer, before anybody has counted.
+    pub tokens_estimated: u64,
     /// Given by the client, or made.
     pub request_id: Arc<str>,
     /// The trace that its calls are recorded in.
@@ -100,7 +105,7 @@ enum Answer {
 /// Serves a request; the report moves into the answer's body. A request that still waits when
 /// the process must end is told so.
 pub async fn serve(call: Call, worker: Rc<Worker>, mut report: Report) -> HttpResponse {
-    let calls = worker.gateway.settings.retry.max_attempts;
+    let calls = worker.gateway.settings.load().retry.max_attempts;
     match answer(&call, &worker, &mut report, calls).await {
         Answer::Opened(opened) => opened.response(&call, report),
         Answer::GivenUp(setback) => setback.response(report),
@@ -148,10 +153,10 @@ async fn attempts(call: &Call, worker: &Rc<Worker>, report: &mut Report, calls: 
         .and_then(|_| call.span("kv_lookup"));
     let found = kv::lookup::find(call, worker).await;
     drop(looking);
-    let (role, path) = match (split::way(call, worker), &worker.gateway.split) {
+    let (role, path) = match (split::way(call, worker), worker.gateway.splitting()) {
         (Way::Split, Some(splitting)) => {
             let asked = (found.as_ref(), calls);
-            return split::serve((call, splitting), worker, report, asked).await;
+            return split::serve((call, &splitting), worker, report, asked).await;
         }
         (Way::Whole(role, path), _) => (role, path),
         (Way::Split, None) => (None, None),
@@ -221,7 +226,12 @@ async fn place(worker: &Worker, route: Route) -> Result<Placement, Refusal> {
         let Some(router) = worker.gateway.router.router() else {
             break;
         };
-        if let Ok(answer) = router.send(route.clone()).await {
+        let start = Instant::now();
+        let asked = router.send(route.clone()).await;
+        worker
+            .handles
+            .asked("router", start.elapsed().as_secs_f64());
+        if let Ok(answer) = asked {
             return answer.map_err(|why| {
                 let model = route.model.to_string();
                 match (why, route.role) {
@@ -247,7 +257,7 @@ fn may_retry(worker: &Worker, setback: &Setback) -> bool {
 
 /// A random wait: requests that failed together shall not come back together.
 pub async fn pause(worker: &Worker) {
-    let most = worker.gateway.settings.retry.backoff_max;
+    let most = worker.gateway.settings.load().retry.backoff_max;
     tokio::time::sleep(most.mul_f64(fastrand::f64())).await;
 }
 

@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::LazyLock;
 
 /// One thing that is wrong with the settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,6 +53,8 @@ pub struct Known {
     pub doc: &'static str,
     /// Its effective value, secrets masked; the default in the schema; none for sections.
     pub value: Shown,
+    /// Differs where masked values differ; says nothing of them outside of this process.
+    pub mark: u64,
 }
 
 /// A value as it may be printed.
@@ -64,6 +68,12 @@ pub enum Shown {
     Unset,
     /// Must be given.
     Required,
+}
+
+/// A number that tells values apart within this process, and nothing else.
+pub(super) fn mark(value: &Value) -> u64 {
+    static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    HASHER.hash_one(value.to_string())
 }
 
 /// What a masked secret looks like.

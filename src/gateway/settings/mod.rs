@@ -3,6 +3,7 @@
 //! default and its description; the reference file and `print-config` come from there.
 
 mod backends;
+pub mod difference;
 mod fault;
 mod layers;
 mod reader;
@@ -12,16 +13,16 @@ mod suggest;
 mod units;
 
 pub use backends::BackendExtras;
-use fault::Known;
-pub use fault::{Fault, Faults};
+pub use fault::{Fault, Faults, Known};
 pub use layers::{Environment, Source};
 pub use reference::{effective_yaml, reference_yaml};
 pub use sections::{
     ANY_ORIGIN, AdminSettings, ApiKeySettings, BackendTls, BreakerSettings, CacheBackend,
     CacheSettings, CertificateFiles, ConnectorKind, CorsSettings, DisaggSettings, DrainSettings,
     EventSource, ExternalStorage, HealthCheckSettings, HostPort, KvIndexSettings, KvPeerSettings,
-    L2Settings, L2Type, LogFormat, LoggingSettings, PrefixSettings, RedisSettings, RetrySettings,
-    ScoringSettings, ServerSettings, Tokenizer, TracingSettings, UpstreamSettings,
+    L2Settings, L2Type, LogFormat, LoggingSettings, MetricSettings, PrefixSettings, QuotaSettings,
+    RedisSettings, ReloadSettings, RetrySettings, ScoringSettings, ServerSettings, Tokenizer,
+    TracingSettings, UpstreamSettings,
 };
 
 use actix_web::http::header::HeaderName;
@@ -43,12 +44,18 @@ pub struct Settings {
     pub admin: AdminSettings,
     /// Who may ask for the rest.
     pub api_keys: ApiKeySettings,
+    /// What clients may ask for.
+    pub quotas: QuotaSettings,
+    /// Whether changes of the files are taken in.
+    pub reload: ReloadSettings,
     /// What happens at SIGTERM.
     pub drain: DrainSettings,
     /// Log level and format.
     pub logging: LoggingSettings,
     /// Spans for a collector.
     pub tracing: TracingSettings,
+    /// How what is seen is counted.
+    pub metrics: MetricSettings,
     /// What decides when nothing better is known.
     pub selection_strategy: Strategy,
     /// The header that names a session, for `ConsistentHash`.
@@ -57,6 +64,8 @@ pub struct Settings {
     pub prefix_routing: PrefixSettings,
     /// Names that clients may use for models, and the models behind them.
     pub model_aliases: BTreeMap<Arc<str>, Arc<str>>,
+    /// Models that stand in for others, in this order.
+    pub fallback_chains: BTreeMap<Arc<str>, Vec<Arc<str>>>,
     /// Connections to backends.
     pub upstream: UpstreamSettings,
     /// Second attempts.
@@ -109,6 +118,61 @@ pub fn keys_of(name: &str, text: &str, known: &[ApiKey]) -> Result<Vec<ApiKey>, 
 }
 
 impl Settings {
+    /// These, with what is read at the start alone as it is in `running`.
+    pub fn keeping(self, running: &Settings) -> Settings {
+        let of = running.clone();
+        Settings {
+            server: of.server,
+            admin: AdminSettings {
+                listen: of.admin.listen,
+                tls: of.admin.tls,
+                ..self.admin
+            },
+            logging: LoggingSettings {
+                access: self.logging.access,
+                ..of.logging
+            },
+            retry: RetrySettings {
+                budget_ratio: of.retry.budget_ratio,
+                ..self.retry
+            },
+            upstream: UpstreamSettings {
+                connect_timeout: of.upstream.connect_timeout,
+                pool_idle_timeout: of.upstream.pool_idle_timeout,
+                connection_max_age: of.upstream.connection_max_age,
+                max_idle_per_backend: of.upstream.max_idle_per_backend,
+                ca_file: of.upstream.ca_file,
+                ..self.upstream
+            },
+            metrics: of.metrics,
+            response_cache: of.response_cache,
+            kv_cache_index: KvIndexSettings {
+                enabled: of.kv_cache_index.enabled,
+                shared: of.kv_cache_index.shared,
+                max_entries: of.kv_cache_index.max_entries,
+                entry_ttl: of.kv_cache_index.entry_ttl,
+                approximate: of.kv_cache_index.approximate,
+                parity_check: of.kv_cache_index.parity_check,
+                tokenizers: of.kv_cache_index.tokenizers,
+                ..self.kv_cache_index
+            },
+            disaggregated_serving: DisaggSettings {
+                enabled: of.disaggregated_serving.enabled,
+                ..self.disaggregated_serving
+            },
+            health_checks: HealthCheckSettings {
+                path: of.health_checks.path,
+                ..self.health_checks
+            },
+            api_keys: ApiKeySettings {
+                file: of.api_keys.file,
+                ..self.api_keys
+            },
+            reload: of.reload,
+            ..self
+        }
+    }
+
     /// The storage that a backend shares KV through: its own, or what all share.
     pub fn storage_of(&self, backend: &str) -> Option<&ExternalStorage> {
         let own = self.backend_extras.storage.get(backend);
@@ -189,6 +253,8 @@ fn read(root: &Section<'_>) -> Settings {
         "api_keys",
         "Who may send requests. Without keys everybody who reaches the router may.",
     ));
+    let quotas = QuotaSettings::read(&root.section("quotas", "What clients may ask for, counted by each gateway for itself. Beyond it they are refused with 429 and told when to come back. Without any of these limits nobody is counted."));
+    let reload = ReloadSettings::read(&root.section("reload", "Settings are read again at SIGHUP, by POST /admin/reload, and when their files change. Faulty ones change nothing; what needs a restart is named."));
     let drain = DrainSettings::read(&root.section(
         "drain",
         "What happens at SIGTERM or Ctrl-C. A second signal ends the process at once.",
@@ -198,6 +264,7 @@ fn read(root: &Section<'_>) -> Settings {
         "tracing",
         "What requests spend their time on, as spans for an OpenTelemetry collector.",
     ));
+    let metrics = MetricSettings::read(&root.section("metrics", "/metrics, for Prometheus."));
     let selection_strategy = root.choice(
         "selection_strategy",
         &Strategy::ALL,
@@ -214,6 +281,7 @@ fn read(root: &Section<'_>) -> Settings {
     }
     let prefix_routing = PrefixSettings::read(&root.section("prefix_routing", "Requests that begin alike meet on one backend, until it has more than its share (consistent hashing with bounded loads)."));
     let model_aliases = root.map("model_aliases", "Names that clients may use, and the model that serves each. The top-level `model` of answers and chunks carries the name that the client used.");
+    let fallback_chains = root.lists("fallback_chains", "Models that serve, in this order, while no backend of a model can. Answers then carry the name of the model that made them, and x-tidegate-model and x-tidegate-fallback-from; they are never cached under the name of the other. Both by their own names.");
     let upstream = UpstreamSettings::read(&root.section("upstream", "Connections to backends. There is no total timeout: a stream may last as long as it flows."));
     let retry = RetrySettings::read(&root.section(
         "retry",
@@ -232,13 +300,17 @@ fn read(root: &Section<'_>) -> Settings {
         server,
         admin,
         api_keys,
+        quotas,
+        reload,
         drain,
         logging,
         tracing,
+        metrics,
         selection_strategy,
         session_header,
         prefix_routing,
         model_aliases,
+        fallback_chains,
         upstream,
         retry,
         response_cache,
@@ -258,6 +330,7 @@ const RING_POINTS_MAX: u64 = 200_000;
 fn check_together(settings: &Settings, faults: &mut Vec<Fault>, warnings: &mut Vec<Fault>) {
     backends::check(&settings.backends, faults);
     settings.api_keys.check(faults);
+    settings.quotas.check(warnings, settings.api_keys.is_on());
     let names: Vec<&str> = settings.backends.iter().map(|b| &*b.name).collect();
     settings
         .kv_cache_index
@@ -292,6 +365,18 @@ fn check_together(settings: &Settings, faults: &mut Vec<Fault>, warnings: &mut V
     }
     if settings.selection_strategy == Strategy::ConsistentHash && settings.prefix_routing.enabled {
         warnings.push(Fault::new("selection_strategy", "ConsistentHash only places requests without a prompt while prefix_routing.enabled is true: the prefix comes first"));
+    }
+    for (model, chain) in &settings.fallback_chains {
+        let path = format!("fallback_chains.{model}");
+        for other in chain.iter().chain([model]) {
+            if let Some(target) = settings.model_aliases.get(other) {
+                let what = format!("`{other}` is an alias, name the model: `{target}`");
+                faults.push(Fault::new(path.clone(), what));
+            }
+        }
+        if chain.contains(model) {
+            faults.push(Fault::new(path, "has the model itself in its chain"));
+        }
     }
     for (alias, target) in &settings.model_aliases {
         if settings.model_aliases.contains_key(target) {

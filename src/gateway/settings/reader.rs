@@ -1,7 +1,7 @@
 //! Reads typed values out of the merged tree, notes every key with its default and description,
 //! and collects all faults instead of stopping at the first.
 
-use super::fault::{Fault, Known, MASK, Shown, redact_url};
+use super::fault::{Fault, Known, MASK, Shown, mark, redact_url};
 use super::suggest::nearest;
 use super::units;
 use serde_json::{Map, Value};
@@ -147,12 +147,16 @@ impl<'t> Section<'t> {
     }
 
     fn know(&self, key: &str, doc: &'static str, value: Shown) {
+        let masked = matches!(&value, Shown::Value(Value::String(text)) if text.contains(MASK));
+        let raw = self.map.and_then(|map| map.get(key));
+        let mark = raw.filter(|_| masked).map_or(0, mark);
         let path = join(&self.path, key);
-        self.reader
-            .notes
-            .borrow_mut()
-            .known
-            .push(Known { path, doc, value });
+        self.reader.notes.borrow_mut().known.push(Known {
+            path,
+            doc,
+            value,
+            mark,
+        });
     }
 
     /// A section within this one.
@@ -398,6 +402,51 @@ impl<'t> Section<'t> {
         let show = (Some(Vec::new()), |v: &Vec<Arc<str>>| {
             v.iter().map(|s| s.to_string()).collect()
         });
+        self.value(key, doc, show, parse).unwrap_or_default()
+    }
+
+    /// A list of numbers that grow, above 0.
+    pub fn growing(&self, key: &'static str, default: &[f64], doc: &'static str) -> Vec<f64> {
+        let wrong =
+            || "must be a list of numbers above 0, each larger than the one before".to_owned();
+        let parse = |value: &Value| {
+            let items = value.as_array().ok_or_else(wrong)?.iter();
+            let numbers = items.map(|item| item.as_f64().ok_or_else(wrong));
+            let numbers = numbers.collect::<Result<Vec<f64>, String>>()?;
+            let grows = numbers.windows(2).all(|two| two[0] < two[1]);
+            let above_0 = numbers.first().is_some_and(|first| *first > 0.0);
+            (grows && above_0).then_some(numbers).ok_or_else(wrong)
+        };
+        let show = (Some(default.to_vec()), |of: &Vec<f64>| of.clone().into());
+        self.value(key, doc, show, parse)
+            .unwrap_or_else(|| default.to_vec())
+    }
+
+    /// A map from free names to lists of texts.
+    pub fn lists(&self, key: &'static str, doc: &'static str) -> BTreeMap<Arc<str>, Vec<Arc<str>>> {
+        let parse = |value: &Value| {
+            let wrong = || "must map names to lists of texts".to_owned();
+            let map = value.as_object().ok_or_else(wrong)?;
+            let entries = map.iter().map(|(name, items)| {
+                let items = items.as_array().ok_or_else(wrong)?.iter();
+                let texts = items.map(|item| {
+                    let text = item.as_str().filter(|s| !s.is_empty());
+                    text.map(Arc::from).ok_or_else(wrong)
+                });
+                Ok((Arc::from(name.as_str()), texts.collect::<Result<_, _>>()?))
+            });
+            entries.collect::<Result<BTreeMap<Arc<str>, Vec<Arc<str>>>, String>>()
+        };
+        let show = (
+            Some(BTreeMap::new()),
+            |of: &BTreeMap<Arc<str>, Vec<Arc<str>>>| {
+                let entries = of.iter().map(|(name, items)| {
+                    let items: Vec<Value> = items.iter().map(|s| s.to_string().into()).collect();
+                    (name.to_string(), Value::from(items))
+                });
+                Value::Object(entries.collect())
+            },
+        );
         self.value(key, doc, show, parse).unwrap_or_default()
     }
 

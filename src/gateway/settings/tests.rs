@@ -171,7 +171,8 @@ backends: [{name: a, url: 'http://a'}]
 kv_cache_index: {enabled: true, backend: redis, event_sources: [{backend_name: b, endpoint: 'http://a/e'}, {backend_name: a, endpoint: 'gopher://a'}, {backend_name: a, endpoint: 'wss://a'}]}
 response_cache: {enabled: true, backend: tiered, l1: {type: redis}}
 disaggregated_serving: {enabled: true}
-model_aliases: {x: y, y: z}");
+model_aliases: {x: y, y: z}
+fallback_chains: {m: [x, m]}");
     for expected in [
         "kv_cache_index.event_sources[0].backend_name: no backend is named `b`; there are: a",
         "kv_cache_index.event_sources[1].endpoint: must begin with one of tcp://, ws://, wss://, http://, https://",
@@ -183,6 +184,8 @@ model_aliases: {x: y, y: z}");
         "disaggregated_serving.enabled: needs at least one backend with role: prefill",
         "disaggregated_serving.enabled: needs at least one backend with role: decode",
         "model_aliases.x: points to `y`, which is an alias itself",
+        "fallback_chains.m: `x` is an alias, name the model: `y`",
+        "fallback_chains.m: has the model itself in its chain",
     ] {
         assert!(
             found.iter().any(|f| f == expected),

@@ -9,12 +9,14 @@ use actors::directory::Snapshot;
 use actors::disagg_coordinator::SplitState;
 use actors::kv_index::{KvIndexHandle, SourceHandle};
 use actors::response_cache::{Outcome, TierStats};
+use actors::support::mailbox::Mailbox;
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use routing::cache_policy::{Skip, Why};
 use routing::health::HealthState;
 use routing::knowledge::Mode;
 use routing::view::{BackendView, Passage, Role};
+use std::collections::BTreeSet;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -23,14 +25,16 @@ use wire::kv_events::Odd;
 /// Histogram samples wait in memory until they are folded in; this often.
 pub const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-const LATENCY_BUCKETS: [f64; 16] = [
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
-];
 const GAP_BUCKETS: [f64; 12] = [
     0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0,
 ];
 const ASK_BUCKETS: [f64; 10] = [
     0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01,
+];
+/// From a router on the same thread to a lookup that waits for another gateway.
+const ACTOR_BUCKETS: [f64; 13] = [
+    0.000001, 0.0000025, 0.00001, 0.000025, 0.0001, 0.00025, 0.001, 0.0025, 0.01, 0.05, 0.25, 1.0,
+    5.0,
 ];
 const TIER_BUCKETS: [f64; 12] = [
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25,
@@ -39,27 +43,25 @@ const SHARE_BUCKETS: [f64; 10] = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0
 const STATES: [&str; 5] = ["starting", "healthy", "unhealthy", "draining", "failed"];
 const PASSAGES: [Passage; 3] = [Passage::Closed, Passage::Open, Passage::HalfOpen];
 
-/// Installs the process's recorder, once.
-pub fn recorder() -> PrometheusHandle {
+/// Installs the process's recorder, once; latencies are counted in buckets up to these, in seconds.
+pub fn recorder(latencies: &[f64]) -> PrometheusHandle {
     static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
-    RECORDER.get_or_init(install).clone()
+    RECORDER.get_or_init(|| install(latencies)).clone()
 }
 
-fn install() -> PrometheusHandle {
+fn install(latencies: &[f64]) -> PrometheusHandle {
     let buckets = |builder: PrometheusBuilder, name: &str, buckets: &[f64]| {
         builder
             .set_buckets_for_metric(Matcher::Full(name.into()), buckets)
             .expect("the buckets are not empty")
     };
-    let mut builder = buckets(
-        PrometheusBuilder::new(),
-        names::REQUEST_DURATION,
-        &LATENCY_BUCKETS,
-    );
-    builder = buckets(builder, names::TTFT, &LATENCY_BUCKETS);
-    builder = buckets(builder, names::SPLIT_LEG, &LATENCY_BUCKETS);
+    let mut builder = buckets(PrometheusBuilder::new(), names::REQUEST_DURATION, latencies);
+    builder = buckets(builder, names::TTFT, latencies);
+    builder = buckets(builder, names::QUEUE_WAIT, latencies);
+    builder = buckets(builder, names::SPLIT_LEG, latencies);
     builder = buckets(builder, names::ITL, &GAP_BUCKETS);
     builder = buckets(builder, names::KV_ASK, &ASK_BUCKETS);
+    builder = buckets(builder, names::ACTOR_ASK, &ACTOR_BUCKETS);
     builder = buckets(builder, names::CACHE_LOOKUP, &TIER_BUCKETS);
     builder = buckets(builder, names::KV_OVERLAP, &SHARE_BUCKETS);
     let recorder = builder.build_recorder();
@@ -92,6 +94,9 @@ fn install() -> PrometheusHandle {
 /// The text that Prometheus reads.
 pub fn render(gateway: &Gateway) -> String {
     gauge!(names::HTTP_IN_FLIGHT).set(gateway.requests.count() as f64);
+    let (running, waiting) = gateway.quotas.permits.counts();
+    gauge!(names::PERMITS).set(f64::from(running));
+    gauge!(names::QUEUE_DEPTH).set(waiting as f64);
     gauge!(names::BUFFERED).set(gateway.buffered.bytes() as f64);
     counter!(names::LOG_LINES_DROPPED).absolute(super::log::dropped_lines());
     process_memory();
@@ -110,9 +115,12 @@ pub fn render(gateway: &Gateway) -> String {
     for kind in ChildKind::ALL {
         counter!(names::ACTOR_RESTARTS, "actor" => kind.as_str()).absolute(restarts[kind as usize]);
     }
+    for mailbox in Mailbox::ALL {
+        gauge!(names::ACTOR_MAILBOX, "actor" => mailbox.as_str()).set(mailbox.depth() as f64);
+    }
     counter!(names::ACTOR_RESTARTS, "actor" => "cluster").absolute(snapshot.cluster_restarts);
     counter!(names::ACTOR_RESTARTS, "actor" => "router").absolute(gateway.router.restarts().get());
-    if let Some(splitting) = &gateway.split {
+    if let Some(splitting) = gateway.splitting() {
         split(&splitting.coordinator.state, &snapshot);
     }
     if let Some(kv) = &gateway.kv {
@@ -130,9 +138,25 @@ pub fn render(gateway: &Gateway) -> String {
     if let Some(cache) = &gateway.cache {
         response_cache(cache);
     }
-    let mut text = gateway.prometheus.render();
+    let mut text = without(gateway.prometheus.render(), &gateway.gone.names());
     text += &process_cpu();
     text
+}
+
+/// Leaves out the series of backends that are no more: the registry cannot drop them.
+fn without(text: String, gone: &BTreeSet<String>) -> String {
+    if gone.is_empty() {
+        return text;
+    }
+    let marks: Vec<String> = gone
+        .iter()
+        .map(|name| format!("backend=\"{name}\""))
+        .collect();
+    let stays = |line: &&str| {
+        line.starts_with('#') || !marks.iter().any(|mark| line.contains(mark.as_str()))
+    };
+    let lines = text.lines().filter(stays);
+    lines.flat_map(|line| [line, "\n"]).collect()
 }
 
 fn split(state: &SplitState, snapshot: &Snapshot) {
@@ -218,10 +242,10 @@ fn kv_index(kv: &KvIndexHandle) {
     {
         counter!(names::ACTOR_RESTARTS, "actor" => actor).absolute(count.load(Relaxed));
     }
-    for source in kv.sources.iter() {
+    for source in kv.sources.load().iter() {
         stream(source);
     }
-    for member in kv.members.iter() {
+    for member in kv.members.load().iter() {
         let present = member.standing.mode().0;
         for mode in Mode::ALL {
             let is = f64::from(mode == present);

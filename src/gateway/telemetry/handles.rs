@@ -54,6 +54,7 @@ pub struct Handles {
     decisions: RefCell<HashMap<&'static str, Counter>>,
     lookups: RefCell<HashMap<&'static str, Counter>>,
     asks: OnceCell<Histogram>,
+    actors: RefCell<HashMap<&'static str, Histogram>>,
     overlaps: OnceCell<Histogram>,
     cache: RefCell<HashMap<&'static str, Counter>>,
     saved: RefCell<HashMap<(Arc<str>, &'static str), Counter>>,
@@ -140,6 +141,14 @@ impl Handles {
     pub fn asked_index(&self, seconds: f64) {
         let asks = self.asks.get_or_init(|| histogram!(names::KV_ASK));
         asks.record(seconds);
+    }
+
+    /// An actor answered after `seconds`, its time in the mailbox included.
+    pub fn asked(&self, actor: &'static str, seconds: f64) {
+        let mut actors = self.actors.borrow_mut();
+        let asks = actors.entry(actor);
+        asks.or_insert_with(|| histogram!(names::ACTOR_ASK, "actor" => actor))
+            .record(seconds);
     }
 
     /// The chosen backend was known to have this share of a prompt.

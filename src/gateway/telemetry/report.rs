@@ -9,6 +9,7 @@ use super::prediction::Prediction;
 use crate::gateway::{RequestCount, Worker};
 use crate::http::error::{By, ErrorKind};
 use crate::http::routes::ApiRoute;
+use crate::quotas::Grant;
 use crate::spans::{self, Trace, TraceId};
 use actix_web::http::header::HeaderMap;
 use metrics::counter;
@@ -95,6 +96,10 @@ pub struct Report {
     pub path: Option<Path>,
     /// Who computed the prompt, where that is not the one who answers.
     pub prefill_backend: Option<Arc<str>>,
+    /// The model that was wanted, where another serves.
+    pub fallback_from: Option<Arc<str>>,
+    /// What its client was given for it.
+    pub grant: Grant,
     complete: bool,
     trace: Option<Trace>,
     /// Of the trace that the client named, where none is recorded here.
@@ -134,6 +139,8 @@ impl Report {
             prefill_backend: None,
             trace: None,
             trace_id: None,
+            fallback_from: None,
+            grant: Grant::default(),
             complete: false,
         }
     }
@@ -197,6 +204,10 @@ impl Report {
         if let Some((blocks, all)) = self.overlap {
             tell("x-tidegate-overlap", &format!("{blocks}/{all}"));
         }
+        if let (Some(from), Some(model)) = (&self.fallback_from, &self.model) {
+            tell("x-tidegate-model", model);
+            tell("x-tidegate-fallback-from", from);
+        }
         if let Some(backend) = &self.backend {
             tell("x-tidegate-backend", backend);
         }
@@ -220,6 +231,22 @@ impl Report {
             }
             Some(CacheNote::Miss) => tell("x-cache", "MISS"),
             Some(CacheNote::Bypass) => tell("x-cache", "BYPASS"),
+        }
+        self.grant.note.tell(tell);
+    }
+
+    /// Tokens that count against the client's limits; none where nobody has counted.
+    fn tokens_used(&self) -> Option<u64> {
+        if self.is_hit() {
+            return Some(0);
+        }
+        match &self.usage {
+            Some(usage) => Some(usage.prompt_tokens + usage.completion_tokens.unwrap_or(0)),
+            // nothing of an answer: nothing to pay for
+            None if self.backend.is_none() || self.status.is_some_and(|status| status >= 400) => {
+                Some(0)
+            }
+            None => None,
         }
     }
 
@@ -324,6 +351,12 @@ impl Drop for Report {
         if self.of == Of::Call {
             return;
         }
+        if let Some(from) = &self.fallback_from {
+            counter!(names::FALLBACKS, "from" => from.to_string(), "to" => model.to_string())
+                .increment(1);
+        }
+        let used = self.tokens_used();
+        self.grant.used(used);
         if let Some(cache) = self.cache {
             handles.cache_request(cache.as_str());
             let tier = match cache {
@@ -342,7 +375,7 @@ impl Drop for Report {
         }
         self.remember(elapsed);
         self.trace_request(elapsed);
-        if self.worker.gateway.settings.logging.access {
+        if self.worker.gateway.settings.load().logging.access {
             info!(
                 target: "access",
                 request_id = %self.request_id,
@@ -355,6 +388,7 @@ impl Drop for Report {
                 backend = self.backend.as_deref().unwrap_or(""),
                 decision = self.reason(),
                 cache = self.cache.map_or("off", CacheNote::as_str),
+                fallback_from = self.fallback_from.as_deref().unwrap_or(""),
                 path = self.path.map_or("", Path::as_str),
                 prefill_backend = self.prefill_backend.as_deref().unwrap_or(""),
                 overlap = self.overlap.map_or(0, |(blocks, _)| blocks),

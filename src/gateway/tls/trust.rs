@@ -35,19 +35,14 @@ struct Rules {
     own: HashMap<String, (Arc<ClientConfig>, Option<ServerName<'static>>)>,
 }
 
-/// What the settings name.
-#[derive(Default)]
-struct Named {
-    ca_file: Option<String>,
-    /// By host and port.
-    own: HashMap<String, Own>,
-}
-
 /// See the module.
 pub struct Trust {
+    ca_file: Option<String>,
+    /// By host and port.
+    own: ArcSwap<HashMap<String, Own>>,
     rules: ArcSwap<Rules>,
-    /// Where they come from, and the contents that were read last, usable or not.
-    from: Mutex<(Named, u128)>,
+    /// The contents that were read last, usable or not.
+    read: Mutex<u128>,
 }
 
 impl Trust {
@@ -55,8 +50,10 @@ impl Trust {
     pub fn public() -> Self {
         let rules = Rules::make(&Contents::default(), &HashMap::new());
         Trust {
+            ca_file: None,
+            own: ArcSwap::default(),
             rules: ArcSwap::from_pointee(rules.expect("the public authorities can be used")),
-            from: Mutex::new((Named::default(), Contents::default().digest())),
+            read: Mutex::default(),
         }
     }
 
@@ -65,38 +62,56 @@ impl Trust {
     /// # Errors
     /// Which key names a file that cannot be used, and why.
     pub fn load(settings: &Settings) -> Result<Self, String> {
-        let trust = Trust::public();
-        trust.follow(settings)?;
-        Ok(trust)
+        let mut own = HashMap::new();
+        for (i, backend) in settings.backends.iter().enumerate() {
+            let Some(tls) = settings.backend_extras.tls.get(&backend.name) else {
+                continue;
+            };
+            let name = tls.server_name.as_deref().map(ServerName::try_from);
+            let name = name.transpose().map_err(|_| {
+                format!("backends[{i}].tls.server_name: must be a host name or an address")
+            })?;
+            let of = Own {
+                key: format!("backends[{i}].tls.ca_file"),
+                ca_file: tls.ca_file.clone(),
+                name: name.map(|name| name.to_owned()),
+            };
+            own.insert(backend.url.authority(), of);
+        }
+        let ca_file = settings.upstream.ca_file.clone();
+        let contents = Contents::read(ca_file.as_deref(), &own)?;
+        Ok(Trust {
+            rules: ArcSwap::from_pointee(Rules::make(&contents, &own)?),
+            read: Mutex::new(contents.digest()),
+            ca_file,
+            own: ArcSwap::from_pointee(own),
+        })
     }
 
-    /// From now on as these settings say; those before stay when these cannot be used.
-    ///
-    /// # Errors
-    /// Which key names a file that cannot be used, and why.
-    pub fn follow(&self, settings: &Settings) -> Result<(), String> {
-        let named = Named::of(settings)?;
-        let contents = Contents::read(&named)?;
-        let rules = Rules::make(&contents, &named.own)?;
-        let mut from = self.from.lock().unwrap_or_else(PoisonError::into_inner);
-        *from = (named, contents.digest());
-        self.rules.store(Arc::new(rules));
-        Ok(())
+    /// Goes by what another one was made of: backends have come, or changed.
+    pub fn follow(&self, other: Trust) {
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        *read = other
+            .read
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
+        self.own.store(other.own.into_inner());
+        self.rules.store(other.rules.into_inner());
     }
 
     /// Reads the files again; says whether new connections go by something new.
     pub(super) fn reload(&self) -> Looked {
-        let mut from = self.from.lock().unwrap_or_else(PoisonError::into_inner);
-        let (named, read) = &mut *from;
-        let contents = Contents::read(named);
+        let own = self.own.load_full();
+        let contents = Contents::read(self.ca_file.as_deref(), &own);
         let found = match &contents {
             Ok(contents) => contents.digest(),
             Err(error) => digest(&[error.as_bytes()]),
         };
-        if std::mem::replace(read, found) == found {
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::replace(&mut *read, found) == found {
             return Ok(false);
         }
-        let rules = Rules::make(&contents?, &named.own)?;
+        let rules = Rules::make(&contents?, &own)?;
         self.rules.store(Arc::new(rules));
         Ok(true)
     }
@@ -125,29 +140,6 @@ impl Trust {
     }
 }
 
-impl Named {
-    fn of(settings: &Settings) -> Result<Self, String> {
-        let mut own = HashMap::new();
-        for (i, backend) in settings.backends.iter().enumerate() {
-            let Some(tls) = settings.backend_extras.tls.get(&backend.name) else {
-                continue;
-            };
-            let name = tls.server_name.as_deref().map(ServerName::try_from);
-            let name = name.transpose().map_err(|_| {
-                format!("backends[{i}].tls.server_name: must be a host name or an address")
-            })?;
-            let of = Own {
-                key: format!("backends[{i}].tls.ca_file"),
-                ca_file: tls.ca_file.clone(),
-                name: name.map(|name| name.to_owned()),
-            };
-            own.insert(backend.url.authority(), of);
-        }
-        let ca_file = settings.upstream.ca_file.clone();
-        Ok(Named { ca_file, own })
-    }
-}
-
 /// What the files hold.
 #[derive(Default)]
 struct Contents {
@@ -156,19 +148,16 @@ struct Contents {
 }
 
 impl Contents {
-    fn read(named: &Named) -> Result<Self, String> {
+    fn read(ca_file: Option<&str>, own: &HashMap<String, Own>) -> Result<Self, String> {
         let read = |key: &str, path: &str| {
             std::fs::read(path).map_err(|error| format!("{key}: {path}: {error}"))
         };
-        let all = named
-            .ca_file
-            .as_deref()
-            .map(|path| read("upstream.tls.ca_file", path));
+        let all = ca_file.map(|path| read("upstream.tls.ca_file", path));
         let mut contents = Contents {
             all: all.transpose()?,
             own: Vec::new(),
         };
-        for (authority, of) in &named.own {
+        for (authority, of) in own {
             if let Some(path) = &of.ca_file {
                 contents.own.push((authority.clone(), read(&of.key, path)?));
             }

@@ -30,7 +30,8 @@ pub(super) fn show(gateway: &Gateway) -> HttpResponse {
     let Some(cache) = &gateway.cache else {
         return HttpResponse::Ok().json(json!({"enabled": false}));
     };
-    let settings = &gateway.settings.response_cache;
+    let settings = gateway.settings();
+    let settings = &settings.response_cache;
     HttpResponse::Ok().json(json!({
         "enabled": true,
         "backend": format!("{:?}", settings.backend).to_lowercase(),
@@ -145,10 +146,11 @@ pub(super) async fn key(request: &HttpRequest, payload: Payload) -> Result<HttpR
     let route = super::explain::route(request.query_string(), &body.bytes)?;
     let view = RequestView::parse(&body.bytes).map_err(Refusal::Body)?;
     let asked = view.model().map_err(Refusal::Body)?;
-    let alias = worker.gateway.settings.model_aliases.get(&*asked);
+    let settings = worker.gateway.settings();
+    let alias = settings.model_aliases.get(&*asked);
     let model: Arc<str> = alias.cloned().unwrap_or_else(|| Arc::from(&*asked));
     // the admin's own token says nothing of the client whose request this is
-    let has_token = worker.gateway.settings.admin.token.is_some();
+    let has_token = settings.admin.token.is_some();
     let mut headers = request.headers().clone();
     if has_token {
         headers.remove("authorization");

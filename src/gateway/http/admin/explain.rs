@@ -10,6 +10,7 @@ use crate::http::routes::ApiRoute;
 use crate::http::{request_id, worker};
 use crate::kv::{Found, lookup};
 use crate::proxy::{self, Call, SplitPlan};
+use crate::quotas::Asker;
 use actix_web::web::{Payload, Query};
 use actix_web::{HttpRequest, HttpResponse};
 use actors::router::{Explain, Explained, Route};
@@ -31,7 +32,9 @@ pub(super) async fn explain(
         return Ok(HttpResponse::BadRequest().finish()); // nobody reads this
     };
     let route = route(request.query_string(), &body.bytes)?;
-    let (call, _) = inference::call(&worker, route, (request, None), body, &request_id(request))?;
+    let nobody = Asker::Address("".into());
+    let asked = (request, None, &nobody);
+    let (call, _) = inference::call(&worker, route, asked, body, &request_id(request))?;
     let found = match &worker.gateway.kv {
         Some(kv) => lookup::look(&call, &worker, kv).await,
         None => Err("off"),

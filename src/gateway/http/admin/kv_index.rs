@@ -13,7 +13,8 @@ pub(super) fn show(gateway: &Gateway) -> HttpResponse {
         return HttpResponse::Ok().json(json!({"enabled": false}));
     };
     let gauges = kv.gauges.load();
-    let index = &gateway.settings.kv_cache_index;
+    let settings = gateway.settings();
+    let index = &settings.kv_cache_index;
     HttpResponse::Ok().json(json!({
         "enabled": true,
         "index": {
@@ -29,13 +30,14 @@ pub(super) fn show(gateway: &Gateway) -> HttpResponse {
             "connected": sharing.connected.load(Relaxed) == 1,
             "streams_led": sharing.leads.load(Relaxed),
         })),
-        "backends": kv.members.iter().map(|of| backend(of, kv)).collect::<Vec<Value>>(),
+        "backends": kv.members.load().iter().map(|of| backend(of, kv)).collect::<Vec<Value>>(),
     }))
 }
 
 fn backend(member: &Member, kv: &KvIndexHandle) -> Value {
     let (mode, why) = member.standing.mode();
-    let own = kv.sources.iter().filter(|s| s.backend == member.backend);
+    let sources = kv.sources.load();
+    let own = sources.iter().filter(|s| s.backend == member.backend);
     json!({
         "name": &*member.backend,
         "mode": mode.as_str(),

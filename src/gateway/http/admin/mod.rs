@@ -5,6 +5,7 @@ mod backends;
 mod cache;
 mod explain;
 mod kv_index;
+mod settings;
 mod split;
 pub(super) mod status;
 
@@ -37,6 +38,8 @@ pub fn configure(config: &mut ServiceConfig) {
         config.service(read(path, status::page));
     }
     config.service(read("/admin/backends", backends_path));
+    config.service(read("/admin/config", config_path));
+    config.service(only("/admin/reload").route(web::post().to(reload_path)));
     for (word, draining) in [("drain", true), ("undrain", false)] {
         let path = format!("/admin/backends/{{name}}/{word}");
         let set = move |request| drain_path(request, draining);
@@ -70,6 +73,21 @@ async fn decisions_path(request: HttpRequest) -> HttpResponse {
         Ok(()) => status::decisions(&worker(&request).gateway),
         Err(refusal) => refusal.response(&request_id(&request)),
     }
+}
+
+async fn config_path(request: HttpRequest) -> HttpResponse {
+    match admit(&request) {
+        Ok(()) => settings::show(&worker(&request).gateway),
+        Err(refusal) => refusal.response(&request_id(&request)),
+    }
+}
+
+async fn reload_path(request: HttpRequest) -> HttpResponse {
+    let reloaded = match admit(&request) {
+        Ok(()) => settings::reload(&worker(&request).gateway).await,
+        Err(refusal) => Err(refusal),
+    };
+    reloaded.unwrap_or_else(|refusal| refusal.response(&request_id(&request)))
 }
 
 async fn info_path(request: HttpRequest) -> HttpResponse {
@@ -136,7 +154,7 @@ fn admit(request: &HttpRequest) -> Result<(), Refusal> {
         .any(|name| request.headers().contains_key(*name));
     let peer = peer.filter(|_| !passed_on && !is_of_another_page(request));
     let worker = worker(request);
-    let has_key = worker.gateway.keys.is_some()
+    let has_key = worker.gateway.keys.load().is_some()
         && matches!(
             access::admit(&worker.gateway, request.headers(), Scope::Admin),
             Ok(Some(_))
@@ -144,7 +162,8 @@ fn admit(request: &HttpRequest) -> Result<(), Refusal> {
     if has_key {
         return Ok(());
     }
-    let token = worker.gateway.settings.admin.token.as_ref();
+    let settings = worker.gateway.settings();
+    let token = settings.admin.token.as_ref();
     may_ask(token, bearer.or_else(|| header("x-api-key")), peer)
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 const ASK_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) async fn show(gateway: &Gateway) -> HttpResponse {
-    let Some(splitting) = &gateway.split else {
+    let Some(splitting) = gateway.splitting() else {
         return HttpResponse::Ok().json(json!({"enabled": false}));
     };
     let (coordinator, state) = (&splitting.coordinator, &splitting.coordinator.state);

@@ -6,6 +6,7 @@ use crate::gateway::Worker;
 use crate::kv::Found;
 use crate::proxy::{Call, route};
 use actors::disagg_coordinator::{ExplainPair, ReservePair};
+use actors::support::mailbox::Mailbox;
 use routing::disagg::{Path, Step};
 use routing::pairing::Pairing;
 use std::sync::Arc;
@@ -24,13 +25,14 @@ pub enum SplitPlan {
 
 /// Says how a request would be split; sends nothing.
 pub async fn explain_split(worker: &Worker, call: &Call, found: Option<&Found>) -> SplitPlan {
-    let splitting = match (way(call, worker), &worker.gateway.split) {
+    let splitting = match (way(call, worker), worker.gateway.splitting()) {
         (Way::Split, Some(splitting)) => splitting,
         _ => return SplitPlan::Whole(Path::Unified),
     };
     let ask = ExplainPair(ReservePair {
         route: route(call, found, None, &[]),
         tokens: tokens_of(call, found),
+        queued: Mailbox::DisaggCoordinator.enter(),
     });
     let address = splitting.coordinator.address.load();
     let Some(address) = address.as_ref() else {

@@ -58,10 +58,13 @@ impl Request<'_> {
             step: Step::Prefill,
             setback: Setback::lacking(&backend, what),
         };
-        let seats = (
-            splitting.seats.get(&backend),
-            splitting.seats.get(&name(&decode)),
-        );
+        // workers that came with other settings while this request waited have a seat in these
+        let latest = worker.gateway.splitting();
+        let seat_of = |name: &std::sync::Arc<str>| {
+            let own = splitting.seats.get(name);
+            own.or_else(|| latest.as_ref()?.seats.get(name))
+        };
+        let seats = (seat_of(&backend), seat_of(&name(&decode)));
         let (Some(seat), Some(other)) = seats else {
             return Err(lacks("its seat in split serving"));
         };
@@ -79,7 +82,12 @@ impl Request<'_> {
         let pins = connector.pins();
         let decoding = Decoding::default();
         let writes = seat.connector == ConnectorKind::SharedStorage;
-        let counts = worker.gateway.settings.kv_cache_index.storage_offloading;
+        let counts = worker
+            .gateway
+            .settings
+            .load()
+            .kv_cache_index
+            .storage_offloading;
         let stored = self.found.filter(|_| writes && counts);
         let work = hand_over::run(HandOver {
             worker: worker.clone(),

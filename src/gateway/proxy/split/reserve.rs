@@ -5,12 +5,14 @@ use crate::http::error::Refusal;
 use crate::proxy::{place, route};
 use actors::disagg_coordinator::{Lease, ReservePair};
 use actors::placement::Placement;
+use actors::support::mailbox::Mailbox;
 use routing::choose::NoBackend;
 use routing::disagg::{Path, Step};
 use routing::ids::BackendId;
 use routing::pairing::Unserved;
 use routing::view::Role;
 use std::time::Duration;
+use std::time::Instant;
 
 /// For the coordinator to answer: it is asked like the index, and what goes on without it costs more.
 pub(super) const COORDINATOR_DEADLINE: Duration = Duration::from_millis(100);
@@ -42,7 +44,9 @@ impl Request<'_> {
         let ask = ReservePair {
             route: route(self.call, self.found, None, tried),
             tokens,
+            queued: Mailbox::DisaggCoordinator.enter(),
         };
+        let start = Instant::now();
         let address = self.splitting.coordinator.address.load();
         let answer = match address.as_ref() {
             Some(address) => tokio::time::timeout(COORDINATOR_DEADLINE, address.send(ask))
@@ -50,6 +54,11 @@ impl Request<'_> {
                 .ok(),
             None => None,
         };
+        let asked = (
+            Mailbox::DisaggCoordinator.as_str(),
+            start.elapsed().as_secs_f64(),
+        );
+        self.worker.handles.asked(asked.0, asked.1);
         let model = || self.call.model.to_string();
         match answer.and_then(Result::ok) {
             Some(Ok(reserved)) => Ok(Reservation {

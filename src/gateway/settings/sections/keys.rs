@@ -1,9 +1,11 @@
 //! `api_keys`: who may ask. Keys are hashed as they are read; nothing keeps them as they are.
 
+use super::quotas::limits;
 use crate::settings::fault::Fault;
 use crate::settings::reader::Section;
 use crate::settings::units;
 use routing::access::{ApiKey, KeyDigest, KeyMode, Scope};
+use routing::quota::Priority;
 
 /// A shorter key can be guessed.
 const KEY_LENGTH_MIN: usize = 16;
@@ -11,6 +13,12 @@ const SCOPES: [(&str, Scope); 3] = [
     ("inference", Scope::Inference),
     ("models", Scope::Models),
     ("admin", Scope::Admin),
+];
+
+const PRIORITIES: [(&str, Priority); 3] = [
+    ("high", Priority::High),
+    ("normal", Priority::Normal),
+    ("low", Priority::Low),
 ];
 
 /// `api_keys`.
@@ -119,6 +127,16 @@ fn key(s: &Section<'_>) -> ApiKey {
         models: s.texts(
             "models",
             "The models that it may ask for, by their own names or aliases; empty: all.",
+        ),
+        limits: limits(&s.section(
+            "limits",
+            "What may be asked for with it; default: quotas.key.",
+        )),
+        priority: s.choice(
+            "priority",
+            &PRIORITIES,
+            "normal",
+            "high, normal or low: who goes first where requests wait (quotas.queue).",
         ),
         expires: expires.and_then(|text| {
             let moment = units::moment(&text);

@@ -6,6 +6,7 @@ mod disagg;
 mod keys;
 mod kv_index;
 mod placement;
+mod quotas;
 mod server;
 mod tls;
 mod tracing;
@@ -18,8 +19,10 @@ pub use kv_index::{EventSource, KvIndexSettings, ScoringSettings, Tokenizer};
 pub use placement::{
     BreakerSettings, HealthCheckSettings, PrefixSettings, RetrySettings, UpstreamSettings,
 };
+pub use quotas::QuotaSettings;
 pub use server::{
-    AdminSettings, DrainSettings, HostPort, LogFormat, LoggingSettings, ServerSettings,
+    AdminSettings, DrainSettings, HostPort, LogFormat, LoggingSettings, MetricSettings,
+    ReloadSettings, ServerSettings,
 };
 pub use tls::{BackendTls, CertificateFiles};
 pub use tracing::TracingSettings;

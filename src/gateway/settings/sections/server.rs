@@ -118,6 +118,42 @@ impl AdminSettings {
     }
 }
 
+/// Up to the minutes that a long answer takes.
+const LATENCY_BUCKETS: [f64; 19] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+    120.0, 300.0, 600.0, 1800.0,
+];
+
+/// `metrics`.
+#[derive(Debug, Clone)]
+pub struct MetricSettings {
+    /// In seconds.
+    pub latency_buckets: Vec<f64>,
+}
+
+impl MetricSettings {
+    pub(in crate::settings) fn read(s: &Section<'_>) -> Self {
+        MetricSettings {
+            latency_buckets: s.growing("latency_buckets", &LATENCY_BUCKETS, "The upper bounds, in seconds, in which durations of requests, times to first token, of legs and of waits are counted."),
+        }
+    }
+}
+
+/// `reload`.
+#[derive(Debug, Clone)]
+pub struct ReloadSettings {
+    /// Whether changes of the files are taken in by themselves.
+    pub watch: bool,
+}
+
+impl ReloadSettings {
+    pub(in crate::settings) fn read(s: &Section<'_>) -> Self {
+        ReloadSettings {
+            watch: s.flag("watch", true, "Whether changes of the settings files, and of api_keys.file, are taken in by themselves, within a few seconds."),
+        }
+    }
+}
+
 /// `drain`.
 #[derive(Debug, Clone)]
 pub struct DrainSettings {

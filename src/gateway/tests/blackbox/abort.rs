@@ -201,12 +201,12 @@ async fn a_request_dropped_while_it_is_looked_up_leaves_nothing_behind_either() 
     healthy(&running).await;
     let kv = running.gateway.kv.clone().unwrap();
     for _ in 0..2000 {
-        if kv.sources[0].state.load().block_size.is_some() {
+        if kv.sources.load()[0].state.load().block_size.is_some() {
             break;
         }
         actix_web::rt::time::sleep(ms(2)).await;
     }
-    assert_eq!(kv.sources[0].state.load().block_size, Some(4));
+    assert_eq!(kv.sources.load()[0].state.load().block_size, Some(4));
     drop_at_every_wait(&running, &chat_stream(&user(&"word ".repeat(400)))).await;
     let queued = running.gateway.directory.load();
     let mut entries = queued.entries.iter();

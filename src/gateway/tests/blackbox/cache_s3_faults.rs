@@ -1,7 +1,7 @@
 //! An object store that refuses, throttles, tells half, or hangs: what it says is told apart from absence, none of it
 //! reaches a client, and requests wait no longer than their budget.
 
-use crate::cache::{engine, text, zero};
+use crate::cache::{engine, numbered, text, zero};
 use crate::cache_faults::{BOUND, is_up, lines, process, until_left_alone};
 use crate::cache_tiers::{ask, said, teach, until_stored};
 use crate::support::fault_proxy::{http, s3_error};
@@ -277,4 +277,31 @@ fn a_store_that_takes_half_a_minute_costs_its_budget_five_times_and_then_nothing
         assert_eq!(ask(&gateway, &format!("left alone {number}")), "MISS");
     }
     assert_eq!(slow(), before);
+}
+
+#[test]
+fn answers_on_their_way_into_the_store_get_there_before_the_process_ends() {
+    let store = ObjectStore::start();
+    let proxy = Arc::new(FaultProxy::start(store.address));
+    let hangs = proxy.clone();
+    let engine = Upstream::start(move |_, wire| {
+        hangs.set(Fault::Hang); // the lookup is over
+        wire.json("200 OK", &numbered(1));
+    });
+    let l2 = ObjectStore::yaml_at(proxy.address);
+    // kept in memory at once, and in the store a while later
+    let settings = tiered("type: memory", "pool_size: 4", &l2, "");
+    let mut process = process(&engine, &settings);
+    let prompt = zero("hi");
+    assert_eq!(said(&process.chat(&prompt)), "MISS");
+    process.signal("TERM");
+    wait_until("it drains", DEADLINE, || {
+        process.output().contains("draining")
+    });
+    assert!(process.is_running(), "{}", process.output());
+    proxy.set(Fault::Pass);
+    assert_eq!(process.exit_code(), Some(0), "{}", process.output());
+    let next = self::process(&engine, &settings);
+    assert_eq!(said(&next.chat(&prompt)), "HIT s3");
+    assert_eq!(engine.count(), 1);
 }

@@ -235,7 +235,7 @@ fn a_client_that_leaves_while_its_prompt_is_tokenised_or_looked_up_leaves_nothin
     let gateway = Gateway::start(&[("a", &engine)], &settings);
     wait_until("the block size is known", NOTICED_WITHIN, || {
         let kv = gateway.inner.kv.as_ref().unwrap();
-        kv.sources[0].state.load().block_size == Some(4)
+        kv.sources.load()[0].state.load().block_size == Some(4)
     });
     let long = "word ".repeat(400);
     let mut took = vec![];

@@ -58,6 +58,27 @@ fn fragments_are_layered_over_a_file_that_names_their_backends() {
 }
 
 #[test]
+fn the_settings_of_the_stack_pass_the_check_with_simulated_engines_and_with_real_ones() {
+    let config = concat!(env!("CARGO_MANIFEST_DIR"), "/../../config");
+    let (stack, real) = (
+        format!("{config}/compose.yaml"),
+        format!("{config}/real-engines.yaml"),
+    );
+    for (files, backends) in [(vec![&stack], 6), (vec![&stack, &real], 2)] {
+        let mut arguments = vec!["check"];
+        arguments.extend(
+            files
+                .into_iter()
+                .flat_map(|file| ["--config", file.as_str()]),
+        );
+        let checked = run(&arguments, &[]);
+        assert!(checked.status.success(), "{}", checked.stderr);
+        assert!(checked.stderr.is_empty(), "{}", checked.stderr);
+        assert_eq!(checked.stdout, format!("ok: {backends} backends\n"));
+    }
+}
+
+#[test]
 fn every_fault_is_named_with_its_path_before_anything_starts() {
     let settings = SettingsFile::new(
         "server: {prot: 1}\nbackends: [{name: a, url: '${ENGINE_HOST}', weight: none}]",

@@ -108,8 +108,20 @@ impl Engines {
 
     /// With or without the probe prompt, and further keys of `kv_cache_index`.
     fn gateway_with(&self, http: &str, parity: bool, extra: &str) -> Gateway {
+        let (backends, settings) = self.settings(self.urls.len(), (http, parity, extra));
+        let gateway = Gateway::with(&backends, &settings);
+        until_streams_are_open(&gateway, self.urls.len());
+        gateway
+    }
+
+    /// The first so many engines, as `backends`, and the rest.
+    fn settings(
+        &self,
+        count: usize,
+        (http, parity, extra): (&str, bool, &str),
+    ) -> (String, String) {
         let (mut backends, mut sources) = (String::new(), String::new());
-        for (at, url) in self.urls.iter().enumerate() {
+        for (at, url) in self.urls.iter().enumerate().take(count) {
             backends += &format!("  - {{ name: e{at}, url: '{url}', models: [sim-model] }}\n");
             let (endpoint, replay) = match &self.zmq[at] {
                 Some((live, replay)) => {
@@ -128,14 +140,7 @@ impl Engines {
             "selection_strategy: RoundRobin\nprefix_routing: {{ enabled: false }}\nkv_cache_index:\n  enabled: true\n  parity_check: {parity}\n{extra}  event_sources:\n{}",
             sources.replace("  - ", "    - ")
         );
-        let gateway = Gateway::with(&backends, &(settings + &self.more));
-        wait_until("every event stream is open", DEADLINE, || {
-            let kv = gateway.inner.kv.as_ref().unwrap();
-            kv.sources
-                .iter()
-                .all(|source| source.state.load().connected)
-        });
-        gateway
+        (backends, settings + &self.more)
     }
 }
 
@@ -146,6 +151,14 @@ impl Drop for Engines {
             let _ = thread.join();
         }
     }
+}
+
+fn until_streams_are_open(gateway: &Gateway, count: usize) {
+    wait_until("every event stream is open", DEADLINE, || {
+        let sources = gateway.inner.kv.as_ref().unwrap().sources.load();
+        let mut all = sources.iter();
+        sources.len() == count && all.all(|source| source.state.load().connected)
+    });
 }
 
 fn http_engines(n: usize) -> Engines {
@@ -397,7 +410,8 @@ const VOCABULARY: &str = concat!(
 fn until_parity(gateway: &Gateway, expected: &str) {
     wait_until("every engine was compared", DEADLINE, || {
         let kv = gateway.inner.kv.as_ref().unwrap();
-        let members = kv.members.iter();
+        let members = kv.members.load();
+        let members = members.iter();
         members
             .map(|m| m.standing.parity().as_str())
             .all(|parity| parity == expected)
@@ -405,7 +419,8 @@ fn until_parity(gateway: &Gateway, expected: &str) {
 }
 
 fn modes(gateway: &Gateway) -> Vec<&'static str> {
-    let members = gateway.inner.kv.as_ref().unwrap().members.iter();
+    let members = gateway.inner.kv.as_ref().unwrap().members.load();
+    let members = members.iter();
     members.map(|m| m.standing.mode().0.as_str()).collect()
 }
 
@@ -567,4 +582,50 @@ fn an_engine_that_dies_takes_its_stream_along_and_no_request() {
     wait_until("its stream is seen as closed", DEADLINE, || {
         gateway.metric("tidegate_kv_stream_connected", &[&series]) == 0.0
     });
+}
+
+#[test]
+fn a_reload_forgets_nothing_of_engines_that_stay_and_everything_of_those_that_leave() {
+    let engines = http_engines(3);
+    let gateway = engines.gateway("http");
+    let holders: Vec<String> = (0..6)
+        .map(|n| teach(&gateway, &prompt(n, 20), 20))
+        .collect();
+    let routed = |n: u32| {
+        let answer = complete(&gateway, &prompt(n, 20));
+        let route = answer.header("x-tidegate-route").unwrap().to_owned();
+        (answer.backend().to_owned(), route)
+    };
+    let entries = || gateway.inner.kv.as_ref().unwrap().gauges.load().entries;
+    let before = entries();
+    // something else changes, and an engine leaves
+    let (backends, settings) = engines.settings(2, ("http", false, ""));
+    let settings = settings + "retry: {max_attempts: 1}\n";
+    let said = gateway.reload(&backends, &settings).json();
+    assert_eq!(said["backends"]["removed"][0], "e2", "{said}");
+    until_streams_are_open(&gateway, 2);
+    wait_until("what it held is forgotten", DEADLINE, || entries() < before);
+    for (n, holder) in holders.iter().enumerate() {
+        let (backend, route) = routed(n as u32);
+        if holder == "e2" {
+            assert_ne!(backend, "e2");
+        } else {
+            assert_eq!(
+                (backend.as_str(), route.as_str()),
+                (holder.as_str(), "kv_index")
+            );
+        }
+    }
+    assert!(holders.iter().any(|holder| holder == "e2"), "{holders:?}");
+    // it comes back, and tells all that it holds
+    let (backends, settings) = engines.settings(3, ("http", false, ""));
+    gateway.reload(&backends, &settings);
+    gateway.wait_for_state("e2", "healthy");
+    until_streams_are_open(&gateway, 3);
+    wait_until("what it tells is known", DEADLINE, || entries() >= before);
+    assert_eq!(
+        gateway.metric("tidegate_kv_stream_resyncs_total", &["e0"]),
+        1.0
+    );
+    gateway.assert_idle();
 }

@@ -38,7 +38,8 @@ pub fn conversation(name: &str, turns: usize) -> String {
 
 fn mode(gateway: &Gateway, backend: &str) -> &'static str {
     let kv = gateway.inner.kv.as_ref().unwrap();
-    let member = kv.members.iter().find(|m| *m.backend == *backend);
+    let members = kv.members.load();
+    let member = members.iter().find(|m| *m.backend == *backend);
     member.unwrap().standing.mode().0.as_str()
 }
 
@@ -262,7 +263,7 @@ fn an_engine_whose_events_lack_what_it_computed_is_not_believed() {
     let gateway = gateway_with_events(&a, &b, "dp_size: 1", true);
     wait_until("the probe prompt was compared", DEADLINE, || {
         let kv = gateway.inner.kv.as_ref().unwrap();
-        kv.members[0].standing.parity().as_str() == "blocks_differ"
+        kv.members.load()[0].standing.parity().as_str() == "blocks_differ"
     });
     assert_eq!(mode(&gateway, "a"), "approximate");
     let computed = |request: &Request| request.path() == "/v1/completions";

@@ -143,3 +143,62 @@ fn one_line_per_request_says_how_it_went() {
         "an id that is no plain ASCII is replaced: {odd}"
     );
 }
+
+#[test]
+fn no_secret_is_in_what_reloads_and_operators_pages_say() {
+    let engine = Upstream::json(r#"{"choices":[]}"#);
+    let yaml = |key: &str, more: &str| {
+        format!(
+            "logging: {{level: trace}}\nadmin: {{token: ADMIN-marker}}\napi_keys: {{keys: [{{name: k, key: {key}}}]}}\nbackends:\n  - {{name: a, url: 'http://{}', models: [m], api_key: {ENGINE_KEY}}}\n{more}",
+            engine.address
+        )
+    };
+    let mut process = Process::start(&yaml("FIRST-marker-of-a-key", ""));
+    let port = process.port;
+    let ask = |method: &str, path: &str, token: &str| {
+        let mut client = Client::connect_to_port(port);
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\ncontent-length: 0\r\n\r\n"
+        );
+        client.send(head);
+        client.answer().text().to_owned()
+    };
+    let pages = [
+        "/admin/config",
+        "/admin/backends",
+        "/admin/decisions",
+        "/admin/info",
+        "/admin/",
+        "/metrics",
+    ];
+    let mut seen = String::new();
+    let changes = [
+        yaml("OTHER-marker-of-a-key", ""),
+        yaml("OTHER-marker-of-a-key", "model_aliases: [THIS-is-no-map]\n"),
+    ];
+    for change in changes {
+        for page in pages {
+            seen += &ask("GET", page, "ADMIN-marker");
+            seen += &ask("GET", page, "WRONG-marker");
+        }
+        std::fs::write(process.settings_file(), change).unwrap();
+        seen += &ask("POST", "/admin/reload", "ADMIN-marker");
+    }
+    assert!(
+        seen.contains("api_keys.keys[k].key"),
+        "a changed key is named: {seen}"
+    );
+    assert!(seen.contains("model_aliases"), "and so is a faulty one");
+    process.signal("TERM");
+    assert_eq!(process.exit_code(), Some(0));
+    seen += &process.output();
+    for secret in [
+        ENGINE_KEY,
+        "ADMIN-marker",
+        "WRONG-marker",
+        "FIRST-marker",
+        "OTHER-marker",
+    ] {
+        assert!(!seen.contains(secret), "{secret} is in: {seen}");
+    }
+}

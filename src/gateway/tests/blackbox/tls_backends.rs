@@ -205,3 +205,35 @@ fn authorities_that_cannot_be_used_are_named_with_their_key() {
         );
     }
 }
+
+#[test]
+fn a_backend_that_a_reload_adds_is_trusted_as_its_settings_say() {
+    let (plain, engine) = (
+        Upstream::json(r#"{"choices":[]}"#),
+        Upstream::json(r#"{"choices":[]}"#),
+    );
+    let authority = Authority::new();
+    let address = front(engine.address, &authority.sign(&["engine.test"]));
+    let gateway = Gateway::with(&plain.yaml("plain"), "");
+    let ca = shown(&authority.file());
+    let own = format!(", tls: {{ ca_file: {ca}, server_name: engine.test }}");
+    let reloaded = gateway.reload(&backend("encrypted", address, &own), "");
+    assert_eq!(reloaded.status, 200, "{}", reloaded.text());
+    gateway.wait_for_state("encrypted", "healthy");
+    let answer = gateway.chat(&chat(&user("hi")));
+    assert_eq!(
+        (answer.status, answer.backend()),
+        (200, "encrypted"),
+        "{answer:?}"
+    );
+    // a file that cannot be read is a fault, and nothing has changed
+    let missing = ", tls: { ca_file: /there/is/none.pem }";
+    let refused = gateway.reload(&backend("encrypted", address, missing), "");
+    assert_eq!(refused.status, 400);
+    assert!(
+        refused.text().contains("backends[0].tls.ca_file"),
+        "{}",
+        refused.text()
+    );
+    assert_eq!(gateway.chat(&chat(&user("hi"))).status, 200);
+}

@@ -259,7 +259,7 @@ fn a_coordinator_that_dies_is_replaced_and_a_unified_worker_serves_meanwhile() {
     use actors::support::fault::Panic;
     let fleet = Fleet::new(&[("p", prefills), ("d", answers), ("u", answers)]);
     let gateway = fleet.gateway("");
-    let splitting = gateway.inner.split.as_ref().unwrap();
+    let splitting = gateway.inner.splitting().unwrap();
     let address = splitting
         .coordinator
         .address

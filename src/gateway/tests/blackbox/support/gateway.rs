@@ -3,10 +3,11 @@
 use super::client::{self, Answer};
 use super::{DEADLINE, Upstream, wait_until};
 use actors::cluster::SetDraining;
+use gateway::reload::{Files, Origin};
 use gateway::settings::{Environment, Source, load};
 use gateway::startup;
 use std::net::SocketAddr;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -32,6 +33,22 @@ pub struct Gateway {
     pub inner: Arc<gateway::gateway::Gateway>,
     commands: UnboundedSender<Command>,
     thread: Option<JoinHandle<()>>,
+    sources: Arc<Mutex<Vec<Source>>>,
+}
+
+fn sources(backends: &str, overrides: &str) -> Vec<Source> {
+    let texts = [
+        BASE.to_owned(),
+        format!("backends:\n{backends}"),
+        overrides.to_owned(),
+    ];
+    let texts = texts.into_iter().filter(|text| !text.trim().is_empty());
+    texts
+        .map(|text| Source {
+            name: "test".into(),
+            text,
+        })
+        .collect()
 }
 
 impl Gateway {
@@ -58,26 +75,23 @@ impl Gateway {
 
     /// The same, without waiting for anything but the listener.
     pub fn not_ready(backends: &str, overrides: &str) -> Self {
-        let sources = [
-            BASE.to_owned(),
-            format!("backends:\n{backends}"),
-            overrides.to_owned(),
-        ];
-        let sources = sources
-            .into_iter()
-            .filter(|text| !text.trim().is_empty())
-            .map(|text| Source {
-                name: "test".into(),
-                text,
-            });
-        let sources: Vec<Source> = sources.collect();
-        let loaded = load(&sources, &Environment::new());
-        let settings = loaded.unwrap_or_else(|faults| panic!("{faults}")).settings;
+        let sources = Arc::new(Mutex::new(sources(backends, overrides)));
+        let loaded = load(&sources.lock().unwrap(), &Environment::new());
+        let loaded = loaded.unwrap_or_else(|faults| panic!("{faults}"));
+        let read = sources.clone();
         let (ready, started) = mpsc::channel();
         let (commands, inbox) = unbounded_channel();
         let thread = std::thread::spawn(move || {
             actix_rt::System::new().block_on(async move {
-                let running = startup::start(settings).await.unwrap();
+                let origin = Origin {
+                    read: Box::new(move || {
+                        let sources = read.lock().unwrap();
+                        load(&sources, &Environment::new()).map_err(|faults| faults.to_string())
+                    }),
+                    files: Files::new(Vec::new()),
+                };
+                let origin = Some((origin, loaded.effective));
+                let running = startup::start_from(loaded.settings, origin).await.unwrap();
                 ready
                     .send((
                         running.address,
@@ -95,7 +109,19 @@ impl Gateway {
             inner,
             commands,
             thread: Some(thread),
+            sources,
         }
+    }
+
+    /// Other settings from the next reload on.
+    pub fn settings(&self, backends: &str, overrides: &str) {
+        *self.sources.lock().unwrap() = sources(backends, overrides);
+    }
+
+    /// Reads the settings again, which are these now.
+    pub fn reload(&self, backends: &str, overrides: &str) -> Answer {
+        self.settings(backends, overrides);
+        client::post(self, "/admin/reload", "")
     }
 
     /// Waits until nothing of any request is left: no count, no byte.

@@ -60,7 +60,7 @@ pub struct Process {
     child: Child,
     pub port: u16,
     output: Arc<Mutex<Vec<u8>>>,
-    _settings: SettingsFile,
+    settings: SettingsFile,
 }
 
 impl Process {
@@ -94,8 +94,13 @@ impl Process {
             child,
             port,
             output,
-            _settings: settings,
+            settings,
         }
+    }
+
+    /// Its settings file.
+    pub fn settings_file(&self) -> &std::path::Path {
+        &self.settings.0
     }
 
     /// All that it printed so far.
