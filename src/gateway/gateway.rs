@@ -6,6 +6,7 @@ use crate::kv::TokenCache;
 use crate::quotas::Quotas;
 use crate::reload::ReloadHandle;
 use crate::settings::Settings;
+use crate::spans::Tracer;
 use crate::telemetry::handles::Handles;
 use crate::telemetry::recent::Recent;
 use crate::tls::Tls;
@@ -63,6 +64,8 @@ pub struct Gateway {
     pub gone: Gone,
     /// Where the process stands between start and end.
     pub phase: Phases,
+    /// Begins traces, when `tracing.otlp_endpoint` is set.
+    pub tracer: Option<Tracer>,
     /// The last requests, for `/admin/decisions`.
     pub recent: Recent,
     /// Renders `/metrics`.

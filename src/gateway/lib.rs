@@ -15,6 +15,7 @@ pub mod quotas;
 mod redis;
 pub mod reload;
 pub mod settings;
+pub mod spans;
 pub mod startup;
 pub mod telemetry;
 pub mod tls;

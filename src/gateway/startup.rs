@@ -11,6 +11,7 @@ use crate::quotas::Quotas;
 use crate::redis::Redis;
 use crate::reload::{self, Origin, Parts, Reloader, Wiring};
 use crate::settings::{Known, Settings};
+use crate::spans::Tracer;
 use crate::telemetry::handles::Handles;
 use crate::telemetry::recent::Recent;
 use crate::telemetry::{export, log};
@@ -201,6 +202,7 @@ pub async fn start_from(
         requests: Requests::default(),
         buffered: Buffered::new(settings.server.max_buffered_request_bytes),
         phase: Phases::default(),
+        tracer: Tracer::start(&settings.tracing, &client),
         prometheus: export::recorder(&settings.metrics.latency_buckets),
         recent: Recent::new(tokio::time::Instant::now().into_std()),
         reload,
@@ -355,5 +357,8 @@ impl Running {
     /// Closes the listeners and waits for connections, briefly.
     pub async fn stop(&self) {
         self.listeners.close().await;
+        if let Some(tracer) = &self.gateway.tracer {
+            tracer.flush().await;
+        }
     }
 }

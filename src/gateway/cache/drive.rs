@@ -96,7 +96,9 @@ async fn fetch(
 ) -> (Made, Option<Locked>) {
     let mut locked = None;
     if wish.may_read && cache.tiers.is_tiered {
+        let looking = call.span("cache_lookup");
         let (found, lock) = find(pilot, wish, cache, worker).await;
+        drop(looking);
         locked = lock;
         if let Some((entry, tier)) = found {
             pilot.end(End::Stored(entry, tier));

@@ -67,6 +67,7 @@ pub async fn serve(
             cached: None,
         },
     };
+    let looking = call.span("cache_lookup");
     if wish.may_read
         && let Some((step, kept)) = cache.tiers.in_memory(&wish.key)
     {
@@ -76,6 +77,7 @@ pub async fn serve(
             return stored((&kept.entry, "memory"), &caller, &worker, report);
         }
     }
+    drop(looking);
     // the answer is passed to each client with that client's changes
     call.edit = AnswerEdit::default();
     let limit = match call.wants_stream {

@@ -29,6 +29,7 @@ pub async fn handle(route: ApiRoute, request: HttpRequest, payload: Payload) -> 
     let worker = worker(&request);
     let id = request_id(&request);
     let mut report = Report::new(worker.clone(), route, id);
+    report.follow(request.headers());
     if worker.gateway.phase.now() >= Phase::Draining {
         return refuse(Refusal::Draining, report);
     }
@@ -51,11 +52,12 @@ pub async fn handle(route: ApiRoute, request: HttpRequest, payload: Payload) -> 
         Ok(None) => return HttpResponse::BadRequest().finish(),
     };
     let asked = (&request, key.as_deref(), &asker);
-    let (call, wish) = match call(&worker, route, asked, body, &report.request_id) {
+    let (mut call, wish) = match call(&worker, route, asked, body, &report.request_id) {
         Ok(asked) => asked,
         Err(refusal) => return refuse(refusal, report),
     };
     report.model(&call.model);
+    call.belongs_to(report.trace());
     report.fallback_from.clone_from(&call.fallback_from);
     if let Err(refusal) = admit(&worker, &asker, &call, &mut grant).await {
         return refuse(refusal, report);
@@ -171,6 +173,7 @@ pub(super) fn call(
     let wish = wish_for(&model);
     let asks_usage = ask_usage || view.wants_usage();
     let call = Call {
+        trace: None,
         may_split: route.is_openai_stream() && view.can_be_split(),
         request_id: request_id.into(),
         route,

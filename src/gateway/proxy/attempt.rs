@@ -9,6 +9,7 @@ use crate::gateway::Worker;
 use crate::http::error::ErrorKind;
 use crate::http::routes::ApiRoute;
 use crate::kv::Dispatch;
+use crate::spans::{Kind, Span, Trace};
 use crate::telemetry::handles::BackendHandles;
 use crate::telemetry::names;
 use crate::upstream::{Outgoing, Reply, SendError, bearer};
@@ -21,6 +22,7 @@ use hyper::{HeaderMap, Method};
 use metrics::counter;
 use routing::retry::Setback as Why;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 use wire::sse::{Boundaries, data_of};
@@ -38,6 +40,7 @@ pub struct Attempt {
     dispatch: Option<Dispatch>,
     lease: Option<Lease>,
     leg: Option<&'static str>,
+    span: Option<Span>,
     /// When it began.
     pub sent: Instant,
 }
@@ -47,10 +50,12 @@ impl Attempt {
         in_flight: InFlight,
         handles: Rc<BackendHandles>,
         (dispatch, leg): (Option<Dispatch>, Option<&'static str>),
+        span: Option<Span>,
     ) -> Self {
         Attempt {
             dispatch,
             leg,
+            span,
             lease: None,
             in_flight: Some(in_flight),
             handles,
@@ -124,6 +129,12 @@ const ONLY_DROP: &str = "only drop takes it";
 impl Drop for Attempt {
     fn drop(&mut self) {
         self.handles.count(self.outcome);
+        if let Some(span) = &mut self.span {
+            span.word("tidegate.outcome", self.outcome.as_str());
+            if self.outcome == Outcome::Failure {
+                span.fail();
+            }
+        }
         if let Some(leg) = self.leg {
             let outcome = self.outcome.as_str();
             counter!(names::SPLIT_LEGS, "leg" => leg, "outcome" => outcome).increment(1);
@@ -148,6 +159,8 @@ pub struct Sending {
     pub silence: Silence,
     /// Which leg of a split request it is; a label.
     pub leg: Option<&'static str>,
+    /// The trace that it is recorded in.
+    pub trace: Option<Trace>,
 }
 
 impl Sending {
@@ -161,6 +174,7 @@ impl Sending {
             first_byte: (Instant::now() + limit, limit),
             silence: Silence::Fails,
             leg: None,
+            trace: call.trace.clone(),
         }
     }
 }
@@ -184,17 +198,23 @@ pub async fn send(
     let backend = placement.in_flight.backend().clone();
     let name = &*backend.spec.name;
     let rank = rank(&placement);
+    let span = span(&sending, &backend.spec.name);
+    let parent = span.as_ref().map(Span::header);
     let attempt = Attempt::new(
         placement.in_flight,
         worker.handles.backend(&backend),
         (dispatch, sending.leg),
+        span,
     );
     let patience = Patience {
         first_byte: sending.first_byte,
         idle: worker.gateway.settings.load().upstream.idle_timeout,
         silence: sending.silence,
     };
-    let outgoing = outgoing(sending, &backend.spec, rank);
+    let mut outgoing = outgoing(sending, &backend.spec, rank);
+    if let Some(parent) = parent.and_then(|parent| HeaderValue::from_str(&parent).ok()) {
+        outgoing.headers.insert("traceparent", parent);
+    }
     let counts = &backend.live.counters.connections;
     let waited = worker.client.send(&backend.spec.url, &outgoing, counts);
     let reply = match tokio::time::timeout_at(patience.first_byte.0, waited).await {
@@ -219,6 +239,18 @@ pub async fn send(
         return Err(Setback::of_status(reply, attempt, &patience, name).await);
     }
     Ok((reply, attempt, patience))
+}
+
+/// Of a call to this backend.
+fn span(sending: &Sending, backend: &Arc<str>) -> Option<Span> {
+    let name = match sending.leg {
+        Some("prefill") => "prefill_leg",
+        Some(_) => "decode_leg",
+        None => "upstream_call",
+    };
+    let mut span = sending.trace.as_ref()?.span(name, Kind::Client);
+    span.text("tidegate.backend", backend);
+    Some(span)
 }
 
 /// Sends the request and reads as far as described above.

@@ -19,6 +19,7 @@ use crate::gateway::{BufferedBytes, Worker};
 use crate::http::error::{ErrorKind, Refusal};
 use crate::http::routes::ApiRoute;
 use crate::kv::{self, Dispatch, Found};
+use crate::spans::{Kind, Span, Trace};
 use crate::telemetry::names;
 use crate::telemetry::prediction::Prediction;
 use crate::telemetry::report::Report;
@@ -70,6 +71,25 @@ pub struct Call {
     pub tokens_estimated: u64,
     /// Given by the client, or made.
     pub request_id: Arc<str>,
+    /// The trace that its calls are recorded in.
+    pub trace: Option<Trace>,
+}
+
+impl Call {
+    /// Its calls are recorded in this trace.
+    pub fn belongs_to(&mut self, trace: Option<&Trace>) {
+        if trace.is_some_and(Trace::is_ours) {
+            // of a trace that is not gone on with
+            self.headers.remove("tracestate");
+        }
+        self.trace = trace.cloned();
+    }
+
+    /// A part of it; ends when it is dropped.
+    pub fn span(&self, name: &'static str) -> Option<Span> {
+        let trace = self.trace.as_ref()?;
+        Some(trace.span(name, Kind::Internal))
+    }
 }
 
 /// How the attempts ended.
@@ -126,7 +146,13 @@ async fn answer(call: &Call, worker: &Rc<Worker>, report: &mut Report, calls: u3
 /// The retry loop.
 async fn attempts(call: &Call, worker: &Rc<Worker>, report: &mut Report, calls: u32) -> Answer {
     worker.budget.borrow_mut().earn();
+    let looking = worker
+        .gateway
+        .kv
+        .as_ref()
+        .and_then(|_| call.span("kv_lookup"));
     let found = kv::lookup::find(call, worker).await;
+    drop(looking);
     let (role, path) = match (split::way(call, worker), worker.gateway.splitting()) {
         (Way::Split, Some(splitting)) => {
             let asked = (found.as_ref(), calls);
@@ -139,7 +165,10 @@ async fn attempts(call: &Call, worker: &Rc<Worker>, report: &mut Report, calls: 
     let mut tried = Vec::new();
     let mut setback: Option<Setback> = None;
     loop {
-        let placement = match place(worker, route(call, found.as_ref(), role, &tried)).await {
+        let routing = call.span("route");
+        let placed = place(worker, route(call, found.as_ref(), role, &tried)).await;
+        drop(routing);
+        let placement = match placed {
             Ok(placement) => placement,
             // nobody else can: the first failure says more than "nobody else"
             Err(refusal) => return setback.map_or(Answer::Refused(refusal), Answer::GivenUp),

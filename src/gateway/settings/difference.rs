@@ -6,12 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Keys, or all keys below them, that are read at the start alone: they are of the listeners, of caches
 /// and connections that live as long as the process, or of the log.
-const AT_START: [&str; 24] = [
+const AT_START: [&str; 25] = [
     "server",
     "admin.listen",
     "admin.tls",
     "logging.level",
     "logging.format",
+    "tracing",
     "metrics",
     "retry.budget_ratio",
     "health_checks.path",

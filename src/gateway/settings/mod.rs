@@ -22,7 +22,7 @@ pub use sections::{
     EventSource, ExternalStorage, HealthCheckSettings, HostPort, KvIndexSettings, KvPeerSettings,
     L2Settings, L2Type, LogFormat, LoggingSettings, MetricSettings, PrefixSettings, QuotaSettings,
     RedisSettings, ReloadSettings, RetrySettings, ScoringSettings, ServerSettings, Tokenizer,
-    UpstreamSettings,
+    TracingSettings, UpstreamSettings,
 };
 
 use actix_web::http::header::HeaderName;
@@ -52,6 +52,8 @@ pub struct Settings {
     pub drain: DrainSettings,
     /// Log level and format.
     pub logging: LoggingSettings,
+    /// Spans for a collector.
+    pub tracing: TracingSettings,
     /// How what is seen is counted.
     pub metrics: MetricSettings,
     /// What decides when nothing better is known.
@@ -258,6 +260,10 @@ fn read(root: &Section<'_>) -> Settings {
         "What happens at SIGTERM or Ctrl-C. A second signal ends the process at once.",
     ));
     let logging = LoggingSettings::read(&root.section("logging", "Log lines, on standard error."));
+    let tracing = TracingSettings::read(&root.section(
+        "tracing",
+        "What requests spend their time on, as spans for an OpenTelemetry collector.",
+    ));
     let metrics = MetricSettings::read(&root.section("metrics", "/metrics, for Prometheus."));
     let selection_strategy = root.choice(
         "selection_strategy",
@@ -298,6 +304,7 @@ fn read(root: &Section<'_>) -> Settings {
         reload,
         drain,
         logging,
+        tracing,
         metrics,
         selection_strategy,
         session_header,

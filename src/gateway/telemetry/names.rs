@@ -52,6 +52,7 @@ metrics! {
     RETRY_BUDGET_EXHAUSTED = Counter "tidegate_retry_budget_exhausted_total" [], "Failures not retried because retries had used up their share.";
     TLS_HANDSHAKE_FAILURES = Counter "tidegate_tls_handshake_failures_total" ["listener"], "Clients that connected and came to no TLS handshake.";
     CERTIFICATE_RELOADS = Counter "tidegate_certificate_reloads_total" ["of", "result"], "Changed certificate files, and whether they were taken over.";
+    SPANS = Counter "tidegate_spans_total" ["result"], "Spans of traces that ended, by what became of them.";
     IN_FLIGHT = Gauge "tidegate_in_flight_requests" ["backend"], "Requests sent to the backend and not yet ended.";
     BACKEND_REQUESTS = Counter "tidegate_backend_requests_total" ["backend", "outcome"], "Attempts that ended at the backend.";
     BACKEND_STATE = Gauge "tidegate_backend_state" ["backend", "state"], "1 for the state that the backend is in.";

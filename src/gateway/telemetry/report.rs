@@ -1,19 +1,22 @@
 //! What one request was and how it ended: lives as long as the request, in the handler and then
 //! in the response body, and is written down when it is dropped, on every ending.
 
+mod written;
+
 use super::handles::UNKNOWN_MODEL;
 use super::names;
 use super::prediction::Prediction;
-use super::recent::Decision;
 use crate::gateway::{RequestCount, Worker};
 use crate::http::error::{By, ErrorKind};
 use crate::http::routes::ApiRoute;
 use crate::quotas::Grant;
+use crate::spans::{self, Trace, TraceId};
+use actix_web::http::header::HeaderMap;
 use metrics::counter;
 use routing::disagg::Path;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 use tracing::info;
 use wire::openai::Usage;
 use wire::splice::Cached;
@@ -98,6 +101,9 @@ pub struct Report {
     /// What its client was given for it.
     pub grant: Grant,
     complete: bool,
+    trace: Option<Trace>,
+    /// Of the trace that the client named, where none is recorded here.
+    trace_id: Option<TraceId>,
 }
 
 fn now() -> Instant {
@@ -131,10 +137,26 @@ impl Report {
             key: None,
             path: None,
             prefill_backend: None,
+            trace: None,
+            trace_id: None,
             fallback_from: None,
             grant: Grant::default(),
             complete: false,
         }
+    }
+
+    /// The request belongs to the trace that its headers name, or to a fresh one where traces are recorded.
+    pub fn follow(&mut self, headers: &HeaderMap) {
+        let given = spans::given(headers);
+        let tracer = self.worker.gateway.tracer.as_ref();
+        self.trace = tracer.map(|tracer| tracer.begin(given));
+        let ours = self.trace.as_ref().map(Trace::id);
+        self.trace_id = ours.or(given.map(|given| given.trace));
+    }
+
+    /// The trace that it is recorded in.
+    pub fn trace(&self) -> Option<&Trace> {
+        self.trace.as_ref()
     }
 
     /// Of a call that is made for this request and others: what is counted of backends and tokens
@@ -173,26 +195,6 @@ impl Report {
             false => "client_cancelled",
             true => self.error.map_or("ok", |(_, kind)| kind.as_str()),
         }
-    }
-
-    fn remember(&self, took: Duration) {
-        self.worker.gateway.recent.push(Decision {
-            at: SystemTime::now(),
-            request_id: self.request_id.clone(),
-            route: self.route.as_str(),
-            model: self.model.clone(),
-            reason: self.reason(),
-            backend: self.backend.clone(),
-            prefill_backend: self.prefill_backend.clone(),
-            overlap: self.overlap,
-            path: self.path.map(Path::as_str),
-            cache: self.cache.map_or("off", CacheNote::as_str),
-            status: self.status,
-            outcome: self.outcome(),
-            attempts: self.attempts,
-            first_byte: self.ttft,
-            took,
-        });
     }
 
     /// What an answer says of itself in headers.
@@ -372,10 +374,12 @@ impl Drop for Report {
             counter!(names::ERRORS, "by" => by.as_str(), "kind" => kind.as_str()).increment(1);
         }
         self.remember(elapsed);
+        self.trace_request(elapsed);
         if self.worker.gateway.settings.load().logging.access {
             info!(
                 target: "access",
                 request_id = %self.request_id,
+                trace_id = self.trace_id.map(tracing::field::display),
                 route = self.route.as_str(),
                 model = self.model.as_deref().unwrap_or(""),
                 status = self.status.unwrap_or(0),

@@ -152,7 +152,7 @@ fn admit(request: &HttpRequest) -> Result<(), Refusal> {
     let passed_on = PROXIED
         .iter()
         .any(|name| request.headers().contains_key(*name));
-    let peer = peer.filter(|_| !passed_on);
+    let peer = peer.filter(|_| !passed_on && !is_of_another_page(request));
     let worker = worker(request);
     let has_key = worker.gateway.keys.load().is_some()
         && matches!(
@@ -165,6 +165,18 @@ fn admit(request: &HttpRequest) -> Result<(), Refusal> {
     let settings = worker.gateway.settings();
     let token = settings.admin.token.as_ref();
     may_ask(token, bearer.or_else(|| header("x-api-key")), peer)
+}
+
+/// Sent by a browser on behalf of a page that is not ours: the browser is on this machine, who made the page may be anywhere.
+fn is_of_another_page(request: &HttpRequest) -> bool {
+    let header = |name: &str| request.headers().get(name).map(|value| value.as_bytes());
+    let Some(origin) = header("origin") else {
+        return false;
+    };
+    let host = header("host").unwrap_or_default();
+    !["http://", "https://"]
+        .iter()
+        .any(|scheme| origin.strip_prefix(scheme.as_bytes()) == Some(host))
 }
 
 /// With a token: whoever has it. Without: whoever is on this machine.

@@ -11,6 +11,7 @@ use crate::proxy::answer::{CachedElsewhere, Opened};
 use crate::proxy::attempt::{self, Sending};
 use crate::proxy::patience::Silence;
 use crate::proxy::setback::Setback;
+use crate::spans::Trace;
 use crate::telemetry::names;
 use actors::disagg_coordinator::Lease;
 use actors::placement::Placement;
@@ -49,6 +50,8 @@ pub struct HandOver {
     pub headers: HeaderMap,
     /// The client's, for both legs.
     pub body: Bytes,
+    /// The trace that both legs are recorded in.
+    pub trace: Option<Trace>,
     /// The client's request id.
     pub request_id: Arc<str>,
     /// How it is handed over.
@@ -111,6 +114,7 @@ pub async fn run(of: HandOver) -> Result<Opened, Failed> {
         body: leg.body,
         first_byte,
         silence,
+        trace: of.trace.clone(),
     };
     let span = info_span!("prefill_leg", request_id = %request_id, backend = %names[0], connector = of.connector.name());
     let prefill = prefill::run(PrefillLeg {

@@ -94,6 +94,7 @@ impl Request<'_> {
             route: self.call.route,
             headers: self.call.headers.clone(),
             body: self.call.body.clone(),
+            trace: self.call.trace.clone(),
             request_id: self.call.request_id.clone(),
             connector: connector.into(),
             stored: stored.and_then(|found| Stored::new(found, &prefill)),

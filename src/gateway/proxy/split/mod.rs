@@ -98,7 +98,10 @@ pub async fn serve(
         failure: None,
     };
     loop {
-        let reserved = match request.reserve(tokens, (&course.tried, course.whole)).await {
+        let routing = call.span("route");
+        let reserved = request.reserve(tokens, (&course.tried, course.whole)).await;
+        drop(routing);
+        let reserved = match reserved {
             Ok(reserved) => reserved,
             Err(refusal) => return course.unserved(refusal),
         };

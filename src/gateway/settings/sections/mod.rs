@@ -9,6 +9,7 @@ mod placement;
 mod quotas;
 mod server;
 mod tls;
+mod tracing;
 
 pub use cache::{CacheBackend, CacheSettings, L2Settings, L2Type, RedisSettings};
 pub use cors::{ANY_ORIGIN, CorsSettings};
@@ -24,3 +25,4 @@ pub use server::{
     ReloadSettings, ServerSettings,
 };
 pub use tls::{BackendTls, CertificateFiles};
+pub use tracing::TracingSettings;

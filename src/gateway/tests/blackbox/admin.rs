@@ -52,6 +52,24 @@ fn what_a_proxy_on_this_machine_passes_on_is_not_from_this_machine() {
 }
 
 #[test]
+fn a_page_of_another_site_cannot_use_the_browser_of_an_operator() {
+    let [a, b] = engines();
+    let gateway = Gateway::start(&[("a", &a), ("b", &b)], GUESSING);
+    let drain = |origin: &str| {
+        let headers = format!("origin: {origin}\r\n");
+        Client::connect(&gateway).post("/admin/backends/a/drain", &headers, "")
+    };
+    for origin in ["https://evil.example.com", "null", "http://gateway.evil"] {
+        assert_eq!(drain(origin).status, 403, "{origin}");
+    }
+    assert_eq!(
+        drain("http://gateway").status,
+        200,
+        "the page of the host that is asked"
+    );
+}
+
+#[test]
 fn an_explanation_says_what_happens_next_and_sends_nothing() {
     let [a, b] = engines();
     let gateway = Gateway::start(&[("a", &a), ("b", &b)], GUESSING);

@@ -2,6 +2,7 @@
 //! transport, and nothing about it can fail a request.
 
 use crate::support::client::Answer;
+use crate::support::tls::{self, Authority};
 use crate::support::{Client, DEADLINE, Gateway, ms, wait_until};
 use engine_sim::{EventEncoding, HashForm, ReplayFraming, Sim, SimConfig, SimHandle, SimStats};
 use std::sync::mpsc;
@@ -10,6 +11,8 @@ use std::thread::JoinHandle;
 /// Simulated engines on a system of their own; stopped when dropped.
 pub struct Engines {
     pub urls: Vec<String>,
+    /// Further settings of gateways in front of them.
+    more: String,
     zmq: Vec<Option<(String, Option<String>)>>,
     commands: tokio::sync::mpsc::UnboundedSender<Command>,
     thread: Option<JoinHandle<()>>,
@@ -67,6 +70,7 @@ impl Engines {
         let (urls, zmq) = started.recv_timeout(DEADLINE).unwrap().into_iter().unzip();
         Engines {
             urls,
+            more: String::new(),
             zmq,
             commands,
             thread: Some(thread),
@@ -136,7 +140,7 @@ impl Engines {
             "selection_strategy: RoundRobin\nprefix_routing: {{ enabled: false }}\nkv_cache_index:\n  enabled: true\n  parity_check: {parity}\n{extra}  event_sources:\n{}",
             sources.replace("  - ", "    - ")
         );
-        (backends, settings)
+        (backends, settings + &self.more)
     }
 }
 
@@ -232,6 +236,20 @@ fn prompts_go_where_their_blocks_are_by_websocket() {
     let engines = http_engines(2);
     prompts_return_to_their_holders(&engines.gateway("ws"));
     assert!(engines.cached(0) + engines.cached(1) >= 12 * 20 * 16);
+}
+
+#[test]
+fn prompts_go_where_their_blocks_are_by_websocket_within_tls() {
+    let mut engines = http_engines(2);
+    let authority = Authority::new();
+    for url in &mut engines.urls {
+        let plain = url.trim_start_matches("http://").parse().unwrap();
+        let address = tls::front(plain, &authority.sign(&["127.0.0.1"]));
+        *url = format!("https://{address}");
+    }
+    let file = tls::shown(&authority.file());
+    engines.more = format!("upstream: {{ tls: {{ ca_file: {file} }} }}\n");
+    prompts_return_to_their_holders(&engines.gateway("ws")); // https becomes wss
 }
 
 #[test]

@@ -41,3 +41,4 @@ mod status_page;
 mod streaming;
 mod tls;
 mod tls_backends;
+mod traces;

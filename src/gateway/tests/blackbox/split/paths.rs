@@ -1,6 +1,7 @@
 //! Which path a request takes.
 
 use super::*;
+use crate::support::{DEADLINE, wait_until};
 
 const ALL: [(&str, Script); 3] = [("p", prefills), ("d", answers), ("u", answers)];
 
@@ -28,6 +29,40 @@ fn a_short_prompt_goes_to_the_decode_worker_and_a_long_one_through_prefill() {
     }
     let never = fleet.gateway("min_prefill_tokens: 100000");
     assert_eq!(path(&chat(&never, &ask_stream())), "fast_decode");
+}
+
+#[test]
+fn both_legs_are_told_as_spans_of_one_trace() {
+    let fleet = Fleet::new(&ALL);
+    let collector = Upstream::json("{}");
+    let tracing = format!(
+        "tracing: {{ otlp_endpoint: 'http://{}' }}\n",
+        collector.address
+    );
+    let gateway = fleet.gateway_with("", &tracing);
+    let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
+    let headers = format!("traceparent: 00-{trace}-00f067aa0ba902b7-01\r\n");
+    let mut client = Client::connect(&gateway);
+    let answer = client.post("/v1/chat/completions", &headers, ask_stream());
+    assert_eq!(path(&answer), "prefill_then_decode");
+    let exported = || -> String {
+        let documents = collector.requests();
+        documents.iter().map(|r| r.text().to_owned()).collect()
+    };
+    for name in ["prefill_leg", "decode_leg", "route", "request"] {
+        let span = format!("\"name\":\"{name}\"");
+        wait_until(name, DEADLINE, || exported().contains(&span));
+    }
+    for engine in ["p", "d"] {
+        let asked = fleet.engine(engine).only_request();
+        let parent = String::from_utf8_lossy(asked.header("traceparent").unwrap()).into_owned();
+        let (of, span) = (&parent[3..35], &parent[36..52]);
+        assert_eq!(of, trace);
+        assert!(
+            exported().contains(&format!("\"spanId\":\"{span}\"")),
+            "{engine}"
+        );
+    }
 }
 
 #[test]
