@@ -6,6 +6,7 @@ use crate::handoff;
 use crate::kv::{share, wiring};
 use crate::settings::Settings;
 use crate::startup;
+use crate::telemetry::log;
 use crate::upstream::Client;
 use actors::cluster::{Cluster, Reconcile, Reconciled};
 use actors::disagg_coordinator::GroupSpec;
@@ -70,6 +71,7 @@ impl Parts {
             let follows = handoff::wiring::follow(&present, &settings, groups, rules);
             split.store(Arc::new(follows));
         }
+        log::set_level(&settings.logging.level);
         gateway.router.set_rules(rules);
         gateway.keys.store(keys.map(Arc::new));
         let cluster = startup::cluster_settings(&settings);

@@ -5,12 +5,11 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Keys, or all keys below them, that are read at the start alone: they are of the listeners, of caches
-/// and connections that live as long as the process, or of the log.
-const AT_START: [&str; 25] = [
+/// and connections that live as long as the process, or of the log's form.
+const AT_START: [&str; 24] = [
     "server",
     "admin.listen",
     "admin.tls",
-    "logging.level",
     "logging.format",
     "tracing",
     "metrics",
@@ -162,7 +161,7 @@ mod tests {
 
     #[test]
     fn what_is_read_at_the_start_is_told_from_what_is_not() {
-        for path in ["server.port", "response_cache.l1.type", "logging.level"] {
+        for path in ["server.port", "response_cache.l1.type", "logging.format"] {
             assert!(needs_restart(path), "{path}");
         }
         for path in [

@@ -130,6 +130,7 @@ impl Settings {
             },
             logging: LoggingSettings {
                 access: self.logging.access,
+                level: self.logging.level,
                 ..of.logging
             },
             retry: RetrySettings {

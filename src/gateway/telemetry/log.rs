@@ -22,13 +22,29 @@ pub fn dropped_lines() -> u64 {
         .map_or(0, |counter| counter.dropped_lines() as u64)
 }
 
+/// Replaces the filter of the process.
+type SetFilter = Box<dyn Fn(EnvFilter) + Send + Sync>;
+
+static SET_FILTER: OnceLock<SetFilter> = OnceLock::new();
+
+fn filter(level: &str) -> Result<EnvFilter, String> {
+    EnvFilter::try_new(format!("{QUIET},{level}"))
+        .map_err(|error| format!("logging.level: {error}"))
+}
+
+/// From now on lines of this level are written. Nothing, where logging was not started by us.
+pub fn set_level(level: &str) {
+    if let (Some(set), Ok(filter)) = (SET_FILTER.get(), filter(level)) {
+        set(filter);
+    }
+}
+
 /// Starts logging for the process; lines are written while the guard lives.
 ///
 /// # Errors
 /// When the level is no valid filter.
 pub fn start(settings: &LoggingSettings) -> Result<WorkerGuard, String> {
-    let filter = EnvFilter::try_new(format!("{QUIET},{}", settings.level))
-        .map_err(|error| format!("logging.level: {error}"))?;
+    let filter = filter(&settings.level)?;
     let (writer, guard) = NonBlockingBuilder::default()
         .buffered_lines_limit(QUEUE_LINES_MAX)
         .lossy(true)
@@ -39,9 +55,24 @@ pub fn start(settings: &LoggingSettings) -> Result<WorkerGuard, String> {
         .with_writer(writer)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
     // a second start in one process (tests, the demo) keeps the first
-    let _ = match settings.format {
-        LogFormat::Text => builder.try_init(),
-        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+    let started = match settings.format {
+        LogFormat::Text => {
+            let builder = builder.with_filter_reloading();
+            let handle = builder.reload_handle();
+            builder
+                .try_init()
+                .map(|()| -> SetFilter { Box::new(move |filter| drop(handle.reload(filter))) })
+        }
+        LogFormat::Json => {
+            let builder = builder.json().flatten_event(true).with_filter_reloading();
+            let handle = builder.reload_handle();
+            builder
+                .try_init()
+                .map(|()| -> SetFilter { Box::new(move |filter| drop(handle.reload(filter))) })
+        }
     };
+    if let Ok(set) = started {
+        let _ = SET_FILTER.set(set);
+    }
     Ok(guard)
 }

@@ -381,3 +381,23 @@ fn a_check_against_a_running_gateway_says_what_would_change() {
     );
     assert!(!told.stdout.contains(secret));
 }
+
+#[test]
+fn the_level_of_the_log_changes_while_it_runs() {
+    let a = engine();
+    let process = Process::start(&yaml(&a, "logging: {level: warn, access: true}"));
+    wait_until("it serves", DEADLINE, || {
+        process.chat(&chat(&user("quiet"))).status == 200
+    });
+    assert!(
+        !process.output().contains("request_id"),
+        "{}",
+        process.output()
+    );
+    let louder = yaml(&a, "logging: {level: info, access: true}");
+    std::fs::write(process.settings_file(), louder).unwrap();
+    wait_until("a request is logged", DEADLINE, || {
+        process.chat(&chat(&user("loud")));
+        process.output().contains("request_id")
+    });
+}
