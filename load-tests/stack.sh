@@ -15,7 +15,6 @@
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-PATH="$PATH:$ROOT/.test/prometheus/usr/bin"
 
 fail() {
   printf 'stack.sh: %s\n' "$1" >&2

@@ -22,6 +22,8 @@ ROUTER = "router"
 PROMETHEUS = "prometheus"
 # What the images of others start. Ours start the program that their build stage is named after.
 ENTRYPOINTS = {"prometheus": ["prometheus"]}
+# Where ./test.sh unpacks Prometheus.
+UNPACKED = REPOSITORY / ".test/prometheus/usr/bin"
 # Of the router, by which a setting is overridden.
 OVERRIDE_PREFIX = "TIDEGATE__"
 STOP_GRACE_S = 10
@@ -146,7 +148,7 @@ class Plan:
         """The command with the program's path: one of ours, or one that is installed."""
         name, rest = command[0], command[1:]
         ours = name in ("tidegate", "engine-sim", "kv-store", "s3-server")
-        path = str(self.options.bin / name) if ours else shutil.which(name)
+        path = str(self.options.bin / name) if ours else shutil.which(name, path=f"{os.environ['PATH']}:{UNPACKED}")
         if path is None:
             raise PlanError(f"missing, please install: {name}")
         if not os.access(path, os.X_OK):

@@ -35,6 +35,8 @@ HEALTHY_WITHIN_S = 90
 PANELS_WITHIN_S = 60
 FAULTS_WITHIN_S = 60
 STOP_WITHIN_S = 60
+# Longer than all tests before take.
+LOOKED_BACK_S = 300
 POLL_S = 0.5
 LOG_TAIL_BYTES = 4000
 # Faster than in config/compose.yaml, which would take 45 s to call a dead worker unhealthy; slow enough that its breaker,
@@ -236,6 +238,19 @@ def test_the_router_sees_who_is_dead(stack):
         return found + empty(stack.prometheus, [PANELS["overview: Health probes that did not pass"], PANELS["overview: Flaps"]])
 
     assert not until(faults, FAULTS_WITHIN_S)
+
+
+def test_no_panel_was_ever_infinite(stack):
+    """A share of nothing draws no line where it is 0 / 0, but 1 / 0 makes the axis endless."""
+    end = time.time()
+    found = [
+        f"{panel.name}: {query}"
+        for panel in PANELS.values()
+        for query in (substituted(target["expr"], RATE_INTERVAL, SHOWN_RANGE) for target in panel.targets)
+        for one in stack.prometheus.between(query, end - LOOKED_BACK_S, end, 1)
+        if any(math.isinf(float(value)) for _, value in one["values"])
+    ]
+    assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize("name", STAY_EMPTY)
