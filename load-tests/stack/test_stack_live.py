@@ -121,7 +121,7 @@ def stack(tmp_path_factory):
     try:
         until(lambda: [] if state.exists() or process.poll() is not None else ["not yet"], HEALTHY_WITHIN_S)
         if not state.exists():
-            pytest.fail(f"the stack was not healthy in {HEALTHY_WITHIN_S} s:\n{said()}", pytrace=False)
+            pytest.fail(f"the stack ended, or was not healthy in {HEALTHY_WITHIN_S} s:\n{said()}", pytrace=False)
         running = Stack(json.loads(state.read_text()), work)
         yield running
         process.terminate()
