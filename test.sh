@@ -46,15 +46,15 @@ install_packages() {
   DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$@" >/dev/null
 }
 
-# promtool comes in Debian's package of the Prometheus server. Unpacked instead of installed, it starts no service.
-fetch_promtool() {
+# Prometheus and promtool come in one package of Debian's. Unpacked instead of installed, it starts no service.
+fetch_prometheus() {
   local dir="$STATE_DIR/prometheus"
-  has apt-get || fail "missing, please install: promtool"
+  has apt-get || fail "missing, please install: prometheus and promtool"
   mkdir -p "$dir"
   [ "$(id -u)" -ne 0 ] || apt_update_once
   # As root, apt-get would download as a user who cannot write here, and warn about it.
   (cd "$dir" && apt-get download -qq -o APT::Sandbox::User=root prometheus >/dev/null) \
-    || fail "missing, please install: promtool (Debian's package prometheus)"
+    || fail "missing, please install: prometheus and promtool (Debian's package prometheus)"
   dpkg-deb -x "$dir"/prometheus_*.deb "$dir"
   rm -f "$dir"/prometheus_*.deb
 }
@@ -73,7 +73,7 @@ install_tools() {
   [ "${#packages[@]}" -eq 0 ] || install_packages "${packages[@]}"
 
   PATH="$PATH:$STATE_DIR/prometheus/usr/bin"
-  has promtool || fetch_promtool
+  { has prometheus && has promtool; } || fetch_prometheus
 
   if ! cargo fmt --version >/dev/null 2>&1 || ! cargo clippy --version >/dev/null 2>&1; then
     has rustup || fail "missing, please install: cargo fmt and cargo clippy"
@@ -154,6 +154,9 @@ check_compose
 
 step "Client tests"
 TIDEGATE_DEMO_BIN="${CARGO_TARGET_DIR:-target}/debug/demo" .venv/bin/python -m pytest load-tests/clients
+
+step "The whole stack, and its dashboards"
+TIDEGATE_STACK_BIN="${CARGO_TARGET_DIR:-target}/debug" .venv/bin/python -m pytest -p no:cacheprovider load-tests/stack
 
 step "Placement, in small"
 .venv/bin/python -m pytest -p no:cacheprovider load-tests/scenarios

@@ -118,6 +118,16 @@ def test_a_rate_is_taken_of_counters_and_never_of_gauges(path):
                 assert kind != "gauge", f"{panel['title']}: the rate of the gauge {name}"
 
 
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_only_parts_of_one_sum_are_stacked(path):
+    """The height of a stack must mean something: quantiles, maxima and different things have no sum."""
+    for panel in panels(path):
+        stacking = panel["fieldConfig"]["defaults"].get("custom", {}).get("stacking", {})
+        if stacking.get("mode") == "normal":
+            queries = [target["expr"] for target in panel["targets"]]
+            assert len(queries) == 1 and queries[0].startswith("sum"), f"{panel['title']} stacks {queries}"
+
+
 def test_panels_do_not_overlap():
     for path in DASHBOARDS:
         taken = {}

@@ -106,12 +106,13 @@ class Cast:
 
     def known_question(self) -> Visit:
         question = self.chance.choice(self.faq)
-        body = {"model": self.model, "messages": [{"role": "user", "content": question}], "max_tokens": 32, "temperature": 0}
+        messages, stream = [{"role": "user", "content": question}], self.chance.random() < 0.5
+        body = {"model": self.model, "messages": messages, "max_tokens": 32, "temperature": 0, "stream": stream}
         return self.one("known question", "/v1/chat/completions", body)
 
     def same_question_at_once(self) -> Visit:
         """Three clients with one new question: two of them join the first one's answer."""
-        body = self.chat(self.question(SHORT_WORDS), temperature=0, stream=False)
+        body = self.chat(self.question(SHORT_WORDS), temperature=0)
         return Visit("same question at once", [posting("/v1/chat/completions", body)] * 3)
 
     def long_prompt(self) -> Visit:
