@@ -60,7 +60,6 @@ AFTER_FAULTS = {
 STAY_EMPTY = {
     "kv-routing: Stream breaks": "shown above 0 only: an engine that comes back, or loses events",
     "kv-routing: Predictions that could not be checked": "the simulated engines say what was cached",
-    "runtime: Refusals by limit and scope": "config/compose.yaml has no quotas",
     "runtime: Wait for a turn": "config/compose.yaml has no quotas",
     "runtime: Model fallbacks": "config/compose.yaml has one model, and no fallback chains",
     "split-serving: Releases": "with a shared storage, prefill workers hold nothing for a client that has left",

@@ -15,6 +15,7 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use routing::cache_policy::{Skip, Why};
 use routing::health::HealthState;
 use routing::knowledge::Mode;
+use routing::quota::Scope;
 use routing::view::{BackendView, Passage, Role};
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
@@ -83,12 +84,44 @@ fn install(latencies: &[f64]) -> PrometheusHandle {
             _ => {}
         }
     }
+    begin_at_zero();
     gauge!(names::BUILD_INFO, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
     let start = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
     gauge!(names::PROCESS_START).set(start.as_secs_f64());
     handle
+}
+
+/// The same for counters of which all labels are known and the first count may be the one that matters.
+fn begin_at_zero() {
+    let scopes = [
+        Scope::Gateway,
+        Scope::Key,
+        Scope::Tenant,
+        Scope::Model,
+        Scope::Address,
+    ];
+    for scope in scopes {
+        for limit in ["requests", "tokens", "concurrency", "queue"] {
+            counter!(names::QUOTA_REFUSALS, "limit" => limit, "scope" => scope.as_str())
+                .absolute(0);
+        }
+    }
+    for result in ["applied", "unchanged", "rejected"] {
+        counter!(names::RELOADS, "result" => result).absolute(0);
+    }
+    for listener in ["server", "admin"] {
+        counter!(names::TLS_HANDSHAKE_FAILURES, "listener" => listener).absolute(0);
+    }
+    for of in ["server", "admin", "upstream"] {
+        for result in ["ok", "failed"] {
+            counter!(names::CERTIFICATE_RELOADS, "of" => of, "result" => result).absolute(0);
+        }
+    }
+    for result in ["exported", "failed", "dropped"] {
+        counter!(names::SPANS, "result" => result).absolute(0);
+    }
 }
 
 /// The text that Prometheus reads.
