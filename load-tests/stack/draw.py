@@ -17,10 +17,13 @@ LEGEND_LINE_PX = 15
 # More series than this are there, but not in the legend.
 LEGEND_LINES = 6
 AXIS_PX = 64
+NAME_PX = 150
+LEAST_PLOT_PX = 40
 TIME_PX = 16
 TICKS = 4
-COLORS = ["#73bf69", "#f2cc0c", "#5794f2", "#ff9830", "#f2495c", "#b877d9", "#8ab8ff", "#96d98d", "#ffb357", "#ca95e5", "#fade2a", "#ff7383"]
-NAMED_COLORS = {"text": "#d8d9da", "green": "#73bf69", "orange": "#ff9830", "red": "#f2495c", "blue": "#5794f2", "purple": "#b877d9"}
+GREEN, ORANGE, RED, BLUE, PURPLE = "#73bf69", "#ff9830", "#f2495c", "#5794f2", "#b877d9"
+COLORS = [GREEN, "#f2cc0c", BLUE, ORANGE, RED, PURPLE, "#8ab8ff", "#96d98d", "#ffb357", "#ca95e5", "#fade2a", "#ff7383"]
+NAMED_COLORS = {"text": "#d8d9da", "green": GREEN, "orange": ORANGE, "red": RED, "blue": BLUE, "purple": PURPLE}
 UNMAPPED = "#555"
 LABEL = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 
@@ -60,7 +63,9 @@ def draw(panel: Panel, series: list[Series], times: list[float]) -> str:
     width = place["w"] * PAGE_PX // COLUMNS - GAP_PX
     height = place["h"] * ROW_PX - GAP_PX
     kinds = {"stat": stat, "timeseries": lines, "state-timeline": states}
-    inner = kinds[panel.model["type"]](panel, series, times, width, height - TITLE_PX) if series else '<div class="none">No data</div>'
+    inner = '<div class="none">No data</div>'
+    if series:
+        inner = kinds[panel.model["type"]](panel, series, times, width, height - TITLE_PX)
     return box(place, width, height, f'<div class="title">{html.escape(panel.title)}</div>{inner}', "panel")
 
 
@@ -94,37 +99,63 @@ def lines(panel: Panel, series: list[Series], times: list[float], width: int, he
     stacked = defaults["custom"].get("stacking", {}).get("mode") == "normal"
     legend = series[:LEGEND_LINES]
     legend_lines = len(legend) + (len(series) > LEGEND_LINES)
-    plot_height = max(40, height - TIME_PX - LEGEND_LINE_PX * legend_lines - 12)
     drawn = on_each_other(series) if stacked else [one.values for one in series]
-    seen = [value for values in drawn for value in values if value is not None]
-    seen = [value for value in seen if math.isfinite(value)] or [0.0]  # an endless axis shows nothing at all
-    low = min([defaults.get("min", min(seen)), min(seen)])
-    high = defaults.get("max", max(seen))
-    if high <= low:
-        high = low + 1
-    x = lambda at: AXIS_PX + (width - AXIS_PX - 8) * at / max(1, len(times) - 1)
-    y = lambda value: 4 + (plot_height - 8) * (1 - (value - low) / (high - low))
-    parts = []
-    for tick in range(TICKS + 1):
-        value = low + (high - low) * tick / TICKS
-        parts.append(f'<line x1="{AXIS_PX}" x2="{width - 8}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="#333"/>')
-        parts.append(f'<text x="{AXIS_PX - 5}" y="{y(value) + 4:.1f}" text-anchor="end">{html.escape(written(value, panel.unit))}</text>')
+    # An endless axis would show nothing at all.
+    seen = [value for values in drawn for value in values if value is not None and math.isfinite(value)] or [0.0]
+    low, high = min(defaults.get("min", min(seen)), min(seen)), defaults.get("max", max(seen))
+    plot = Plot(width, max(LEAST_PLOT_PX, height - TIME_PX - LEGEND_LINE_PX * legend_lines - 12), low, max(high, low), len(times))
+    parts = [plot.axis(panel.unit), plot.clock(times)]
     for number, values in reversed(list(enumerate(drawn))):
-        color = COLORS[number % len(COLORS)]
-        for piece in pieces(values):
-            points = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in piece)
-            if stacked:
-                first, last = x(piece[0][0]), x(piece[-1][0])
-                under = f"{first:.1f},{y(low):.1f} {points} {last:.1f},{y(low):.1f}"
-                parts.append(f'<polygon points="{under}" fill="{color}" fill-opacity="0.15"/>')
-            parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.5"/>')
-    minutes = (times[-1] - times[0]) / 60
-    for share in (0, 0.5, 1):
-        anchor = {0: "start", 0.5: "middle", 1: "end"}[share]
-        text = "now" if share == 1 else f"-{minutes * (1 - share):.1f} min"
-        parts.append(f'<text x="{x(share * (len(times) - 1)):.1f}" y="{plot_height + 12}" text-anchor="{anchor}">{text}</text>')
-    svg = f'<svg width="{width}" height="{plot_height + TIME_PX}">{"".join(parts)}</svg>'
+        parts += [plot.line(piece, COLORS[number % len(COLORS)], filled=stacked) for piece in pieces(values)]
+    svg = f'<svg width="{width}" height="{plot.height + TIME_PX}">{"".join(parts)}</svg>'
     return svg + "".join(legend_line(number, one, panel.unit) for number, one in enumerate(legend)) + more(series)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Where values are, between two axes."""
+
+    width: int
+    height: int
+    low: float
+    high: float
+    points: int
+
+    def x(self, at: float) -> float:
+        return AXIS_PX + (self.width - AXIS_PX - GAP_PX) * at / max(1, self.points - 1)
+
+    def y(self, value: float) -> float:
+        return 4 + (self.height - 8) * (1 - (value - self.low) / self.span)
+
+    @property
+    def span(self) -> float:
+        return self.high - self.low or 1.0
+
+    def axis(self, unit: str) -> str:
+        parts = []
+        for value in (self.low + self.span * tick / TICKS for tick in range(TICKS + 1)):
+            y, said = self.y(value), html.escape(written(value, unit))
+            parts.append(f'<line x1="{AXIS_PX}" x2="{self.width - GAP_PX}" y1="{y:.1f}" y2="{y:.1f}" stroke="#333"/>')
+            parts.append(f'<text x="{AXIS_PX - 5}" y="{y + 4:.1f}" text-anchor="end">{said}</text>')
+        return "".join(parts)
+
+    def clock(self, times: list[float]) -> str:
+        minutes = (times[-1] - times[0]) / 60
+        parts = []
+        for share, anchor in ((0, "start"), (0.5, "middle"), (1, "end")):
+            said = "now" if share == 1 else f"-{minutes * (1 - share):.1f} min"
+            x = self.x(share * (self.points - 1))
+            parts.append(f'<text x="{x:.1f}" y="{self.height + 12}" text-anchor="{anchor}">{said}</text>')
+        return "".join(parts)
+
+    def line(self, piece: list[tuple[int, float]], color: str, filled: bool) -> str:
+        points = " ".join(f"{self.x(at):.1f},{self.y(value):.1f}" for at, value in piece)
+        drawn = f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.5"/>'
+        if not filled:
+            return drawn
+        first, last, under = self.x(piece[0][0]), self.x(piece[-1][0]), self.y(self.low)
+        area = f"{first:.1f},{under:.1f} {points} {last:.1f},{under:.1f}"
+        return f'<polygon points="{area}" fill="{color}" fill-opacity="0.15"/>{drawn}'
 
 
 def on_each_other(series: list[Series]) -> list[list[float | None]]:
@@ -163,18 +194,22 @@ def states(panel: Panel, series: list[Series], times: list[float], width: int, h
         for mapping in panel.model["fieldConfig"]["defaults"].get("mappings", [])
         for value, shown in mapping["options"].items()
     }
-    name_px = 150
     line = min(24, (height - 24) // len(series))
+    step = (width - NAME_PX - GAP_PX) / len(times)
     parts = []
     for row, one in enumerate(series):
-        parts.append(f'<text x="{name_px - 6}" y="{row * line + line * 0.65:.1f}" text-anchor="end">{html.escape(one.name)}</text>')
-        step = (width - name_px - 8) / len(times)
+        top, name = row * line, html.escape(one.name)
+        parts.append(f'<text x="{NAME_PX - 6}" y="{top + line * 0.65:.1f}" text-anchor="end">{name}</text>')
         for at, value in enumerate(one.values):
             if value is not None:
-                color = mapped[value]["color"] if value in mapped else UNMAPPED
-                fill = NAMED_COLORS.get(color, color)
-                parts.append(f'<rect x="{name_px + at * step:.2f}" y="{row * line + 1}" width="{step + 0.5:.2f}" height="{line - 2}" fill="{fill}"/>')
+                place = f'x="{NAME_PX + at * step:.2f}" y="{top + 1}" width="{step + 0.5:.2f}" height="{line - 2}"'
+                parts.append(f'<rect {place} fill="{color_of(mapped.get(value))}"/>')
     keys = "".join(
-        f'<b style="color:{NAMED_COLORS.get(shown["color"], shown["color"])}">■</b> {html.escape(shown["text"])} &nbsp;' for shown in mapped.values()
+        f'<b style="color:{color_of(shown)}">■</b> {html.escape(shown["text"])} &nbsp;' for shown in mapped.values()
     )
-    return f'<svg width="{width}" height="{line * len(series) + 2}">{"".join(parts)}</svg><div class="legend">{keys}</div>'
+    svg = f'<svg width="{width}" height="{line * len(series) + 2}">{"".join(parts)}</svg>'
+    return f'{svg}<div class="legend">{keys}</div>'
+
+
+def color_of(shown: dict | None) -> str:
+    return NAMED_COLORS.get(shown["color"], shown["color"]) if shown else UNMAPPED

@@ -166,11 +166,12 @@ def arguments() -> argparse.Namespace:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--bin", type=Path, default=REPOSITORY / "target/release", metavar="DIR", help="our programs [default: target/release]")
-    parser.add_argument("--net", type=net, default="127.77.0", help="what all addresses begin with [default: %(default)s]")
-    parser.add_argument("--traffic", action="store_true", help="run the generator of traffic too")
-    parser.add_argument("--scrape-interval", type=scrape_interval, metavar="TIME", help="of Prometheus, such as 1s [default: as in the file]")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep logs, settings and Prometheus' data there [default: removed]")
+    add = parser.add_argument
+    add("--bin", type=Path, default=REPOSITORY / "target/release", metavar="DIR", help="our programs [default: target/release]")
+    add("--net", type=net, default="127.77.0", help="what all addresses begin with [default: %(default)s]")
+    add("--traffic", action="store_true", help="run the generator of traffic too")
+    add("--scrape-interval", type=scrape_interval, metavar="TIME", help="such as 1s [default: as in grafana/prometheus.yml]")
+    add("--keep", type=Path, metavar="DIR", help="keep logs, settings and Prometheus' data there [default: removed]")
     return parser.parse_args()
 
 

@@ -113,7 +113,11 @@ def stack(tmp_path_factory):
     env = os.environ | {"PYTHON": sys.executable, "TIDEGATE__HEALTH_CHECKS__INTERVAL": HEALTH_INTERVAL}
     with output.open("wb") as log:
         process = subprocess.Popen(
-            [REPOSITORY / "load-tests/stack.sh", *command], env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            [REPOSITORY / "load-tests/stack.sh", *command],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
         )
     said = lambda: output.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
     state = work / "stack.json"

@@ -162,7 +162,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rate", type=rate, default=6.0, help=f"visits a second, at most {MAX_RATE:g} [default: %(default)s]")
     parser.add_argument("--duration", type=seconds, default=0.0, metavar="SECONDS", help="0: until SIGTERM [default: 0]")
     parser.add_argument("--seed", type=int, default=1, help="what the visits are drawn from [default: %(default)s]")
-    parser.add_argument("--ready-within", type=seconds, default=60.0, metavar="SECONDS", help="for the router's /ready [default: 60]")
+    parser.add_argument("--ready-within", type=seconds, default=60.0, metavar="SECONDS", help="for /ready [default: 60]")
     return parser.parse_args()
 
 
