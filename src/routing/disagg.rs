@@ -38,6 +38,9 @@ pub enum Step {
 }
 
 impl Step {
+    /// All of them.
+    pub const ALL: [Step; 3] = [Step::Prefill, Step::Decode, Step::Unified];
+
     /// The word used in errors and metrics.
     pub fn as_str(self) -> &'static str {
         match self {

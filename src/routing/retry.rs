@@ -22,6 +22,16 @@ pub enum Setback {
 }
 
 impl Setback {
+    /// Those after which another backend may be tried.
+    pub const RETRYABLE: [Setback; 6] = [
+        Setback::Refused,
+        Setback::Reset,
+        Setback::BadGateway,
+        Setback::Unavailable,
+        Setback::RateLimited,
+        Setback::FirstEventError,
+    ];
+
     /// The word used in metrics and logs.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -38,7 +48,7 @@ impl Setback {
 
     /// Whether another backend may be tried at all.
     pub fn is_retryable(self) -> bool {
-        !matches!(self, Setback::FirstByteTimeout | Setback::Settled)
+        Self::RETRYABLE.contains(&self)
     }
 }
 

@@ -13,9 +13,11 @@ use actors::support::mailbox::Mailbox;
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use routing::cache_policy::{Skip, Why};
+use routing::disagg::Step;
 use routing::health::HealthState;
 use routing::knowledge::Mode;
 use routing::quota::Scope;
+use routing::retry::Setback;
 use routing::view::{BackendView, Passage, Role};
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
@@ -107,6 +109,13 @@ fn begin_at_zero() {
             counter!(names::QUOTA_REFUSALS, "limit" => limit, "scope" => scope.as_str())
                 .absolute(0);
         }
+    }
+    for setback in Setback::RETRYABLE {
+        counter!(names::RETRIES, "reason" => setback.as_str()).absolute(0);
+    }
+    for step in Step::ALL {
+        counter!(names::SPLIT_RESTARTS, "step" => step.as_str()).absolute(0);
+        counter!(names::SPLIT_FAILURES, "step" => step.as_str()).absolute(0);
     }
     for result in ["applied", "unchanged", "rejected"] {
         counter!(names::RELOADS, "result" => result).absolute(0);
