@@ -15,6 +15,8 @@ pub enum Asker {
     Key(Arc<ApiKey>),
     /// Without one.
     Address(Arc<str>),
+    /// Without one, where addresses have no limits.
+    Nobody,
 }
 
 impl Asker {
@@ -24,7 +26,7 @@ impl Asker {
             return Asker::Key(key.clone());
         }
         if settings.quotas.address.is_none() {
-            return Asker::Address(Arc::from("")); // of no interest
+            return Asker::Nobody; // who it is, is of no interest
         }
         let header = settings.quotas.address_header.as_ref();
         let told = header.and_then(|name| last_address(request, name.as_str()));
@@ -36,6 +38,9 @@ impl Asker {
     /// What it may do, but for the model's limits.
     pub(super) fn limits(&self, settings: &Settings) -> Vec<Limit> {
         let quotas = &settings.quotas;
+        if quotas.is_off() && !matches!(self, Asker::Key(key) if !key.limits.is_none()) {
+            return Vec::new(); // as mostly: nothing is made for it
+        }
         let all = match self {
             Asker::Key(key) => vec![
                 (Scope::Key, key.name.clone(), key.limits.or(quotas.key)),
@@ -46,6 +51,7 @@ impl Asker {
                 ),
             ],
             Asker::Address(address) => vec![(Scope::Address, address.clone(), quotas.address)],
+            Asker::Nobody => Vec::new(),
         };
         all.into_iter()
             .filter(|(_, _, limits)| !limits.is_none())
@@ -57,6 +63,7 @@ impl Asker {
         match self {
             Asker::Key(key) => key.tenant.clone(),
             Asker::Address(address) => address.clone(),
+            Asker::Nobody => Arc::from(""),
         }
     }
 
@@ -64,7 +71,7 @@ impl Asker {
     pub(super) fn priority(&self) -> Priority {
         match self {
             Asker::Key(key) => key.priority,
-            Asker::Address(_) => Priority::Normal,
+            Asker::Address(_) | Asker::Nobody => Priority::Normal,
         }
     }
 }

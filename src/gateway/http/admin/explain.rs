@@ -32,8 +32,7 @@ pub(super) async fn explain(
         return Ok(HttpResponse::BadRequest().finish()); // nobody reads this
     };
     let route = route(request.query_string(), &body.bytes)?;
-    let nobody = Asker::Address("".into());
-    let asked = (request, None, &nobody);
+    let asked = (request, None, &Asker::Nobody);
     let (call, _) = inference::call(&worker, route, asked, body, &request_id(request))?;
     let found = match &worker.gateway.kv {
         Some(kv) => lookup::look(&call, &worker, kv).await,
