@@ -146,6 +146,7 @@ impl Settings {
                 ..self.upstream
             },
             metrics: of.metrics,
+            tracing: of.tracing,
             response_cache: of.response_cache,
             kv_cache_index: KvIndexSettings {
                 enabled: of.kv_cache_index.enabled,
