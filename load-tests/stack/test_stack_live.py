@@ -56,20 +56,11 @@ AFTER_FAULTS = {
     "split-serving: Fallbacks by step and reason": "a step that nobody serves",
     "split-serving: Given up by step": "no unified worker is left",
 }
-# Panels that stay empty here. Their queries must run all the same.
-STAY_EMPTY = {
-    "kv-routing: Stream breaks": "shown above 0 only: an engine that comes back, or loses events",
-    "kv-routing: Predictions that could not be checked": "the simulated engines say what was cached",
-    "runtime: Wait for a turn": "config/compose.yaml has no quotas",
-    "runtime: Model fallbacks": "config/compose.yaml has one model, and no fallback chains",
-    "split-serving: Releases": "with a shared storage, prefill workers hold nothing for a client that has left",
-}
 
 PANELS = {panel.name: panel for panel in all_panels()}
 METRIC_ROW = re.compile(r"^\|\s*`([a-z_:]+)`\s*\|\s*(counter|gauge|histogram)\s*\|", re.M)
 DOCUMENTED = dict(METRIC_ROW.findall((REPOSITORY / "docs/metrics.md").read_text()))
 EXPOSED = re.compile(r"^# TYPE (\S+) (\S+)$", re.M)
-NAMED = re.compile(r"\b(?:tidegate_|process_|vllm:)\w+")
 
 
 @dataclass(frozen=True)
@@ -170,8 +161,7 @@ def empty(prometheus: Prometheus, panels: list[Panel]) -> list[str]:
 
 
 def test_exceptions_name_panels():
-    assert not (set(AFTER_FAULTS) | set(STAY_EMPTY)) - set(PANELS)
-    assert not set(AFTER_FAULTS) & set(STAY_EMPTY)
+    assert not set(AFTER_FAULTS) - set(PANELS)
 
 
 def test_every_target_is_scraped(stack):
@@ -199,7 +189,7 @@ def test_the_alert_rules_are_loaded_and_evaluated(stack):
 
 
 def test_every_panel_has_something_to_show_under_traffic(stack):
-    panels = [panel for name, panel in PANELS.items() if name not in AFTER_FAULTS and name not in STAY_EMPTY]
+    panels = [panel for name, panel in PANELS.items() if name not in AFTER_FAULTS]
     assert len(panels) > 80, "the dashboards were not read"
     left = until(lambda: empty(stack.prometheus, panels), PANELS_WITHIN_S)
     assert not left, "nothing to show:\n" + "\n".join(left)
@@ -254,15 +244,6 @@ def test_no_panel_was_ever_infinite(stack):
         if any(math.isinf(float(value)) for _, value in one["values"])
     ]
     assert not found, "\n".join(found)
-
-
-@pytest.mark.parametrize("name", STAY_EMPTY)
-def test_a_panel_that_stays_empty_asks_for_metrics_that_exist(stack, name):
-    for target in PANELS[name].targets:
-        series = stack.prometheus.instant(substituted(target["expr"], RATE_INTERVAL, SHOWN_RANGE))
-        assert not shows(series), f"not empty, so no exception any more: {series}"
-        names = [re.sub(r"_(bucket|sum|count)$", "", metric) for metric in NAMED.findall(target["expr"])]
-        assert names and set(names) <= set(DOCUMENTED), names
 
 
 def test_traffic_was_served_until_the_end(stack):

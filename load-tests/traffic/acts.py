@@ -20,6 +20,11 @@ ANSWER_TOKENS = (16, 64)
 LONG_ANSWER_TOKENS = 400
 # A client that leaves has read this much: the head of the stream and a few events.
 LEAVES_AFTER_BYTES = 600
+# As config/compose.yaml names them: a key whose requests wait for each other, one that asks for more than it may, and a
+# model that another stands in for. A router that does not know them serves the keys as any client, and the model not at all.
+BATCH_KEY, GREEDY_KEY = "tidegate-batch-key", "tidegate-greedy-key"
+BATCH_AT_ONCE = 4
+RESERVED_MODEL = "meta-llama/Llama-3.1-405B-Instruct"
 VOWELS, CONSONANTS = "aeiou", "bdfgklmnprstvz"
 
 
@@ -67,6 +72,9 @@ class Cast:
             (3, self.tokenize),
             (3, self.private),
             (6, self.leaver),
+            (2, self.batch),
+            (3, self.greedy),
+            (2, self.reserved_model),
             (2, self.unknown_model),
             (2, self.bad_body),
         ]
@@ -141,6 +149,21 @@ class Cast:
         body = self.chat(self.question(SHORT_WORDS), temperature=0.7, stream=True, max_tokens=LONG_ANSWER_TOKENS)
         ask = lambda router: router.post("/v1/chat/completions", body, {}, LEAVES_AFTER_BYTES)
         return Visit("leaver", [ask])
+
+    def batch(self) -> Visit:
+        """More at one time than its key may have: some wait."""
+        body = self.chat(self.question(SHORT_WORDS), temperature=0.7)
+        return Visit("batch", [posting("/v1/chat/completions", body, {"x-api-key": BATCH_KEY})] * BATCH_AT_ONCE)
+
+    def greedy(self) -> Visit:
+        """More in a minute than its key may have."""
+        body = self.chat(self.question(SHORT_WORDS), temperature=0.7)
+        return self.one("greedy", "/v1/chat/completions", body, {"x-api-key": GREEDY_KEY})
+
+    def reserved_model(self) -> Visit:
+        """Another model answers in its place."""
+        body = self.chat(self.question(SHORT_WORDS)) | {"model": RESERVED_MODEL}
+        return self.one("reserved model", "/v1/chat/completions", body)
 
     def unknown_model(self) -> Visit:
         body = self.chat(self.question(SHORT_WORDS)) | {"model": "no-such-model"}

@@ -117,6 +117,9 @@ fn begin_at_zero() {
         counter!(names::SPLIT_RESTARTS, "step" => step.as_str()).absolute(0);
         counter!(names::SPLIT_FAILURES, "step" => step.as_str()).absolute(0);
     }
+    for result in ["done", "failed"] {
+        counter!(names::SPLIT_RELEASES, "result" => result).absolute(0);
+    }
     for result in ["applied", "unchanged", "rejected"] {
         counter!(names::RELOADS, "result" => result).absolute(0);
     }
@@ -288,6 +291,8 @@ fn kv_index(kv: &KvIndexHandle) {
         stream(source);
     }
     for member in kv.members.load().iter() {
+        let name = member.backend.to_string();
+        counter!(names::KV_UNCHECKED, "backend" => name).absolute(0);
         let present = member.standing.mode().0;
         for mode in Mode::ALL {
             let is = f64::from(mode == present);
