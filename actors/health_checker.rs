@@ -56,6 +56,8 @@ pub struct HealthListeners {
     pub health: Recipient<HealthChanged>,
     /// Told of models.
     pub models: Recipient<ModelsDiscovered>,
+    /// Which start of the checker tells.
+    pub generation: u64,
 }
 
 /// See the module. Started by the [`crate::cluster::Cluster`], one per backend.
@@ -130,6 +132,7 @@ impl HealthChecker {
                 to,
                 by_timeouts_only,
                 last_probe: probe,
+                generation: self.cluster.generation,
             });
         }
     }
@@ -165,6 +168,7 @@ impl HealthChecker {
                 this.cluster.models.do_send(ModelsDiscovered {
                     backend: this.backend.id,
                     models: models.into(),
+                    generation: this.cluster.generation,
                 });
             }
         }));

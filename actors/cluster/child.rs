@@ -74,6 +74,7 @@ impl Member {
         let listeners = HealthListeners {
             health: cluster.clone().recipient(),
             models: cluster.recipient(),
+            generation,
         };
         let checker = HealthChecker::new(
             self.backend.clone(),
@@ -138,6 +139,12 @@ impl Member {
 
     pub(super) fn intensity(&mut self, kind: ChildKind) -> &mut Intensity {
         &mut self.deaths[kind as usize]
+    }
+
+    /// Whether an era comes after the present one, and there is a breaker to say so: a fresh breaker begins in
+    /// the era that its predecessor would have entered next.
+    pub(super) fn follows(&self, era: Era) -> bool {
+        self.breaker.is_some() && era > self.era
     }
 
     pub(super) fn set_passage(&mut self, passage: Passage, era: Era) -> Passage {

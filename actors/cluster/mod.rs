@@ -69,6 +69,8 @@ pub struct HealthChanged {
     pub by_timeouts_only: bool,
     /// The probe that decided.
     pub last_probe: Probe,
+    /// Which start of the checker says so.
+    pub generation: u64,
 }
 
 /// A breaker changed its mind about a backend.
@@ -91,6 +93,8 @@ pub struct ModelsDiscovered {
     pub backend: BackendId,
     /// Sorted, without duplicates.
     pub models: Arc<[Arc<str>]>,
+    /// Which start of the checker says so.
+    pub generation: u64,
 }
 
 /// Takes a backend out of rotation, or back in; its running requests go on. Answers whether
@@ -309,6 +313,9 @@ impl Handler<HealthChanged> for Cluster {
         let Some(member) = self.member(backend) else {
             return;
         };
+        if !member.is_present(ChildKind::HealthChecker, changed.generation) {
+            return; // of a checker that was replaced meanwhile, and would never take it back
+        }
         let name = member.backend.spec.name.clone();
         if veto {
             warn!(backend = %name, "probes time out, but too few others are healthy: it stays in rotation");
@@ -343,6 +350,9 @@ impl Handler<PassageChanged> for Cluster {
         let Some(member) = self.member(changed.backend) else {
             return;
         };
+        if !member.follows(changed.era) {
+            return; // of a breaker that was replaced meanwhile, and would never take it back
+        }
         let name = member.backend.spec.name.clone();
         let from = member.set_passage(changed.passage, changed.era);
         match changed.passage {
@@ -366,6 +376,9 @@ impl Handler<ModelsDiscovered> for Cluster {
         let Some(member) = self.member(discovered.backend) else {
             return;
         };
+        if !member.is_present(ChildKind::HealthChecker, discovered.generation) {
+            return;
+        }
         let name = member.backend.spec.name.clone();
         info!(backend = %name, models = ?discovered.models, "backend serves models");
         member.models = Some(discovered.models);

@@ -8,23 +8,28 @@ use std::time::Duration;
 const PREFLIGHT_HOLDS: Duration = Duration::from_secs(600);
 
 /// What scripts may read of an answer, beside what browsers show them anyway.
-const EXPOSED: [&str; 12] = [
+const EXPOSED: [&str; 15] = [
     "age",
     "retry-after",
     "x-cache",
     "x-cache-tier",
+    "x-ratelimit-limit-concurrency",
     "x-ratelimit-limit-requests",
     "x-ratelimit-limit-tokens",
+    "x-ratelimit-remaining-concurrency",
     "x-ratelimit-remaining-requests",
     "x-ratelimit-remaining-tokens",
+    "x-ratelimit-reset-concurrency",
     "x-ratelimit-reset-requests",
     "x-ratelimit-reset-tokens",
     "x-request-id",
     "www-authenticate",
 ];
 /// Those of our own.
-const EXPOSED_OWN: [&str; 5] = [
+const EXPOSED_OWN: [&str; 7] = [
     "x-tidegate-backend",
+    "x-tidegate-fallback-from",
+    "x-tidegate-model",
     "x-tidegate-overlap",
     "x-tidegate-path",
     "x-tidegate-prefill-backend",

@@ -207,8 +207,11 @@ fn member(backend: &BackendSpec) -> Member {
 /// Equal for sources that are the same: a digest, since the backend's key is part of it.
 fn source_key(stream: &EventSource, backend: &BackendSpec, spec: &SourceSpec) -> Arc<str> {
     let key = backend.api_key.as_ref().map(|key| &key.0);
-    let (url, memories) = (&backend.url, &backend.kv.memories);
-    short_digest(&format!("{stream:?} {url} {memories:?} {spec:?} {key:?}")).into()
+    let (url, models, memories) = (&backend.url, &backend.models, &backend.kv.memories);
+    short_digest(&format!(
+        "{stream:?} {url} {models:?} {memories:?} {spec:?} {key:?}"
+    ))
+    .into()
 }
 
 fn seat_key(settings: &Settings, at: usize) -> SeatKey {

@@ -66,7 +66,10 @@ pub fn estimate(route: ApiRoute, view: &RequestView<'_>, body_bytes: usize) -> u
     }
     let prompt = (body_bytes as u64).div_ceil(BYTES_PER_TOKEN);
     let answers = match route.has_answer_tokens() {
-        true => view.answer_tokens().unwrap_or(ANSWER_TOKENS_ASSUMED) * view.choices() as u64,
+        true => {
+            let each = view.answer_tokens().unwrap_or(ANSWER_TOKENS_ASSUMED);
+            each.saturating_mul(view.choices() as u64)
+        }
         false => 0,
     };
     prompt.saturating_add(answers)

@@ -107,6 +107,8 @@ impl Rate {
         let Some(mut bucket) = self.bucket() else {
             return Ok(Weighed::places(u32::MAX));
         };
+        // a minute's worth at most: what a client says it might want must not shut others out for longer
+        let tokens = tokens.min(self.limits.tokens_per_minute.unwrap_or(tokens));
         let taken = bucket.take(tokens, now);
         let weighed = Weighed {
             limit: self.limits.tokens_per_minute.unwrap_or(0),
@@ -148,7 +150,9 @@ impl Rates {
         let now = Instant::now();
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut key = (scope, name.clone());
-        if known.rates.len() >= REMEMBERED_MAX && !known.rates.contains_key(&key) {
+        // keys, tenants and models are as many as the settings and the fleet name
+        let is_bounded = scope != Scope::Address;
+        if !is_bounded && known.rates.len() >= REMEMBERED_MAX && !known.rates.contains_key(&key) {
             known.sweep(now);
             if known.rates.len() >= REMEMBERED_MAX {
                 key.1 = Arc::from("others");

@@ -15,7 +15,6 @@ use actors::kv_share::ShareSettings;
 use actors::support::supervise::Root;
 use routing::access::KeyRing;
 use std::sync::Arc;
-use tracing::error;
 
 /// What backends were given at the start or by an earlier reload, and keep.
 #[derive(Default)]
@@ -51,20 +50,19 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Takes over settings that are valid; what is read at the start alone is as it was.
+    /// Takes over settings that are valid; what is read at the start alone is as it was. None when an actor that
+    /// must follow them was gone at that moment.
     pub async fn apply(
         &mut self,
         gateway: &Gateway,
         mut settings: Settings,
         keys: Option<KeyRing>,
-    ) -> Reconciled {
+    ) -> Option<Reconciled> {
         let (index, groups) = self.wiring.wire(&mut settings, &self.client);
         if let (Some((root, next)), Some(mut index)) = (&self.index, index) {
             self.share(gateway, &settings, &mut index);
             next.replace(Some(index));
-            if let Err(error) = root.addr().send(ReconcileSources).await {
-                error!(%error, "the index did not take other event sources in; read the settings again");
-            }
+            root.addr().send(ReconcileSources).await.ok()?;
         }
         let rules = startup::choice_rules(&settings);
         if let (Some(split), Some(present)) = (&gateway.split, gateway.splitting()) {
@@ -77,12 +75,9 @@ impl Parts {
         let cluster = startup::cluster_settings(&settings);
         gateway.settings.store(Arc::new(settings));
         let reconciled = self.cluster.addr().send(Reconcile(cluster)).await;
-        let reconciled = reconciled.unwrap_or_else(|error| {
-            error!(%error, "the cluster did not take other backends in; read the settings again");
-            Reconciled::default()
-        });
+        let reconciled = reconciled.ok()?;
         gateway.gone.follow(&reconciled);
-        reconciled
+        Some(reconciled)
     }
 
     /// Streams that did not change are shared as before.

@@ -27,8 +27,8 @@ impl Files {
 
     /// Another one, likewise.
     pub fn add(&mut self, path: PathBuf) {
+        self.taken.extend(look(std::slice::from_ref(&path)));
         self.paths.push(path);
-        self.take();
     }
 
     /// They are about to be read as they are now.

@@ -58,6 +58,8 @@ impl Outcome {
 pub enum NotReloaded {
     /// They are faulty: nothing has changed.
     Faulty(String),
+    /// An actor that must follow them was being replaced: to be tried again.
+    Interrupted,
     /// This gateway was not started from settings that can be read again, or it is ending.
     Unable,
 }
@@ -159,6 +161,9 @@ impl Reloader {
                     "settings are faulty, those of before stay in effect"
                 );
             }
+            Err(NotReloaded::Interrupted) => {
+                error!("an actor was being replaced while settings were taken in; read them again");
+            }
             Err(NotReloaded::Unable) => {}
         }
         outcome
@@ -171,6 +176,10 @@ impl Reloader {
         }
         let running = self.gateway.settings();
         let settings = loaded.settings.keeping(&running);
+        settings.check().map_err(|faults| {
+            let why = "these do not go together with what needs a restart first";
+            NotReloaded::Faulty(format!("{why}: {faults}"))
+        })?;
         let keys = access::ring(&settings.api_keys).map_err(NotReloaded::Faulty)?;
         let trust = Trust::load(&settings).map_err(NotReloaded::Faulty)?;
         let present = self.gateway.reload.effective();
@@ -186,7 +195,14 @@ impl Reloader {
         };
         if outcome.is_change() {
             self.gateway.tls.trust.follow(trust);
-            outcome.backends = self.parts.apply(&self.gateway, settings, keys).await;
+            let key_file = settings.api_keys.file.clone();
+            if running.api_keys.file != key_file {
+                key_file
+                    .into_iter()
+                    .for_each(|file| self.origin.files.add(file.into()));
+            }
+            let applied = self.parts.apply(&self.gateway, settings, keys).await;
+            outcome.backends = applied.ok_or(NotReloaded::Interrupted)?;
             let effective = in_effect(&present, loaded.effective);
             self.gateway.reload.effective.store(Arc::new(effective));
         }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Keys, or all keys below them, that are read at the start alone: they are of the listeners, of caches
 /// and connections that live as long as the process, or of the log's form.
-const AT_START: [&str; 24] = [
+const AT_START: [&str; 23] = [
     "server",
     "admin.listen",
     "admin.tls",
@@ -30,7 +30,6 @@ const AT_START: [&str; 24] = [
     "kv_cache_index.tokenizers",
     "disaggregated_serving.enabled",
     "reload",
-    "api_keys.file",
 ];
 /// What stands for an element of a list in place of its number, which shifts when another one leaves.
 const NAMES: [&str; 2] = ["name", "backend_name"];

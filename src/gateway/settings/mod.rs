@@ -118,6 +118,19 @@ pub fn keys_of(name: &str, text: &str, known: &[ApiKey]) -> Result<Vec<ApiKey>, 
 }
 
 impl Settings {
+    /// What is wrong with these together: those that were read were right, but some of them wait for a restart.
+    ///
+    /// # Errors
+    /// All faults.
+    pub fn check(&self) -> Result<(), Faults> {
+        let (mut faults, mut warnings) = (Vec::new(), Vec::new());
+        check_together(self, &mut faults, &mut warnings);
+        match faults.is_empty() {
+            true => Ok(()),
+            false => Err(Faults(faults)),
+        }
+    }
+
     /// These, with what is read at the start alone as it is in `running`.
     pub fn keeping(self, running: &Settings) -> Settings {
         let of = running.clone();
@@ -165,10 +178,6 @@ impl Settings {
             health_checks: HealthCheckSettings {
                 path: of.health_checks.path,
                 ..self.health_checks
-            },
-            api_keys: ApiKeySettings {
-                file: of.api_keys.file,
-                ..self.api_keys
             },
             reload: of.reload,
             ..self

@@ -183,7 +183,7 @@ pub fn render(gateway: &Gateway) -> String {
     if let Some(cache) = &gateway.cache {
         response_cache(cache);
     }
-    let mut text = without(gateway.prometheus.render(), &gateway.gone.names());
+    let mut text = without(gateway.prometheus.render(), &gateway.gone.names().clone());
     text += &process_cpu();
     text
 }
@@ -193,12 +193,12 @@ fn without(text: String, gone: &BTreeSet<String>) -> String {
     if gone.is_empty() {
         return text;
     }
-    let marks: Vec<String> = gone
-        .iter()
-        .map(|name| format!("backend=\"{name}\""))
-        .collect();
+    let backend = |line: &'_ str| -> Option<String> {
+        let (_, rest) = line.split_once("backend=\"")?;
+        rest.split_once('"').map(|(name, _)| name.to_owned())
+    };
     let stays = |line: &&str| {
-        line.starts_with('#') || !marks.iter().any(|mark| line.contains(mark.as_str()))
+        line.starts_with('#') || backend(line).is_none_or(|name| !gone.contains(&name))
     };
     let lines = text.lines().filter(stays);
     lines.flat_map(|line| [line, "\n"]).collect()

@@ -18,6 +18,7 @@ use rustls::ServerConfig;
 use socket2::{Domain, Socket, Type};
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::sync::watch;
 use tracing::debug;
@@ -71,8 +72,11 @@ where
     T::Future: 'static,
     B: MessageBody + 'static,
 {
-    // of each thread: else some clients that stall could keep all others out
-    max_concurrent_tls_connect(of.max_connections);
+    // of each thread: else some clients that stall could keep all others out. One number for the process: the largest
+    // that any listener asks for
+    static MOST: AtomicUsize = AtomicUsize::new(0);
+    let before = MOST.fetch_max(of.max_connections, Relaxed);
+    max_concurrent_tls_connect(before.max(of.max_connections));
     let mut acceptor = Acceptor::new(config);
     acceptor.set_handshake_timeout(HANDSHAKE_TIMEOUT);
     let mut builder: ServerBuilder = Server::build()

@@ -25,6 +25,7 @@ pub(super) fn show(gateway: &Gateway) -> HttpResponse {
 pub(super) async fn reload(gateway: &Gateway) -> Result<HttpResponse, Refusal> {
     let outcome = gateway.reload.reload().await.map_err(|why| match why {
         NotReloaded::Faulty(faults) => Refusal::FaultySettings(faults),
+        NotReloaded::Interrupted => Refusal::NoRouter,
         NotReloaded::Unable => Refusal::NoReload,
     })?;
     let names = |of: &[Arc<str>]| {

@@ -215,6 +215,26 @@ fn what_nobody_counts_stays_charged_whatever_its_shape() {
 }
 
 #[test]
+fn whatever_a_client_says_it_might_want_others_are_shut_out_for_a_minute_at_most() {
+    let engine = Upstream::start(|_, wire| wire.hang());
+    let gateway = with_keys(&engine, "{tenant: {tokens_per_minute: 50}}");
+    let body = chat_stream(&(user("hi") + r#", "n": 2, "max_tokens": 18446744073709551615"#));
+    let mut greedy = Client::connect(&gateway);
+    let key = "authorization: Bearer key-of-number-one\r\n";
+    greedy.send(crate::support::client::request(
+        "/v1/chat/completions",
+        key,
+        body,
+    ));
+    engine.wait_for_requests(1);
+    greedy.leave(); // before anybody has counted: what was charged stays
+    until_idle(&gateway);
+    let other = ask(&gateway, "two", &hi());
+    is_refused(&other, "tokens", "this tenant");
+    assert!(number(&other, "retry-after") <= 60, "{other:?}");
+}
+
+#[test]
 fn answers_of_the_cache_and_errors_cost_no_tokens() {
     let engine = counting(100, 50);
     let settings = format!(

@@ -197,6 +197,30 @@ fn keys_and_aliases_and_strategies_are_taken_over() {
 }
 
 #[test]
+fn what_does_not_go_together_with_what_waits_for_a_restart_is_refused_whole() {
+    let (p, d, u) = (engine(), engine(), engine());
+    let role = |name: &str, role: &str, of: &Upstream| {
+        of.yaml(name).replace(
+            &format!("name: {name}"),
+            &format!("name: {name}, role: {role}"),
+        )
+    };
+    let split = role("p", "prefill", &p) + &role("d", "decode", &d) + &u.yaml("u");
+    let storage = "default_external_storage: {endpoint: 'http://v', kv_namespace: n}";
+    let on = format!("disaggregated_serving: {{enabled: true, {storage}}}");
+    let gateway = Gateway::with(&split, &on);
+    // right by itself: but serving stays split until a restart, and nobody would prefill
+    let refused = gateway.reload(&u.yaml("u"), "disaggregated_serving: {enabled: false}");
+    assert_eq!(refused.status, 400);
+    let said = refused.text();
+    assert!(
+        said.contains("needs a restart first") && said.contains("role: prefill"),
+        "{said}"
+    );
+    assert_eq!(gateway.inner.directory.load().view.backends.len(), 3);
+}
+
+#[test]
 fn nothing_of_backends_that_are_gone_is_left_in_the_metrics() {
     let a = engine();
     let gateway = Gateway::start(&[("a", &a)], "");
