@@ -30,8 +30,8 @@ impl Judge {
             let seen = self.0.entry(member.backend.clone()).or_default();
             let own = sources.iter().filter(|s| s.backend == member.backend);
             let resyncs = own.map(|source| source.state.load().resyncs).sum();
-            if seen.resyncs != resyncs {
-                seen.resyncs = resyncs;
+            // fewer: another stream in its place, which has learned nothing yet
+            if resyncs > std::mem::replace(&mut seen.resyncs, resyncs) {
                 member.standing.trust_again(Mode::Exact);
             }
             member.standing.forgive(now, ttl);

@@ -162,7 +162,8 @@ impl Rates {
         let fresh = || (Arc::new(Rate::new(limits)), now);
         let (rate, seen) = entry.or_insert_with(fresh);
         *seen = now;
-        if rate.limits != limits {
+        let per_minute = |of: &Limits| (of.requests_per_minute, of.tokens_per_minute);
+        if per_minute(&rate.limits) != per_minute(&limits) {
             *rate = Arc::new(Rate::new(limits));
         }
         rate.clone()

@@ -242,6 +242,8 @@ impl Report {
         }
         match &self.usage {
             Some(usage) => Some(usage.prompt_tokens + usage.completion_tokens.unwrap_or(0)),
+            // its call went on without it: what it would have cost is not known
+            None if self.of == Of::Request && !self.complete => None,
             // nothing of an answer: nothing to pay for
             None if self.backend.is_none() || self.status.is_some_and(|status| status >= 400) => {
                 Some(0)

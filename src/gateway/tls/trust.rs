@@ -101,14 +101,16 @@ impl Trust {
 
     /// Reads the files again; says whether new connections go by something new.
     pub(super) fn reload(&self) -> Looked {
-        // held from here on, so that changed settings do not come in between
-        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         let own = self.own.load_full();
         let contents = Contents::read(self.ca_file.as_deref(), &own);
         let found = match &contents {
             Ok(contents) => contents.digest(),
             Err(error) => digest(&[error.as_bytes()]),
         };
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        if !Arc::ptr_eq(&own, &self.own.load()) {
+            return Ok(false); // other settings came while files were read: the next look is of theirs
+        }
         if std::mem::replace(&mut *read, found) == found {
             return Ok(false);
         }

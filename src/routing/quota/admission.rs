@@ -34,10 +34,18 @@ struct Waiter {
     needs: Vec<Need>,
 }
 
+/// Places of one limit that are taken.
+#[derive(Debug, Clone, Copy, Default)]
+struct Place {
+    taken: u32,
+    /// As whoever came last has it: limits change, also for those that wait.
+    limit: u32,
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Admission {
-    places: HashMap<(Scope, Arc<str>), u32>,
+    places: HashMap<(Scope, Arc<str>), Place>,
     tenants: HashMap<Arc<str>, u32>,
     waiting: Vec<Waiter>,
     last: u64,
@@ -46,17 +54,21 @@ pub struct Admission {
 impl Admission {
     /// The first of a request's limits that is full.
     fn lacking<'n>(&self, needs: &'n [Need]) -> Option<&'n Need> {
-        let taken = |need: &Need| {
+        let is_full = |need: &&Need| {
             let place = self.places.get(&(need.scope, need.name.clone()));
-            place.copied().unwrap_or(0)
+            place.map_or(need.limit == 0, |place| place.taken >= place.limit)
         };
-        needs.iter().find(|need| taken(need) >= need.limit)
+        needs.iter().find(is_full)
     }
 
     fn count_in(&mut self, tenant: &Arc<str>, needs: &[Need]) {
         for need in needs {
             let place = self.places.entry((need.scope, need.name.clone()));
-            *place.or_default() += 1;
+            let place = place.or_insert(Place {
+                taken: 0,
+                limit: need.limit,
+            });
+            place.taken += 1;
         }
         *self.tenants.entry(tenant.clone()).or_default() += 1;
     }
@@ -66,6 +78,11 @@ impl Admission {
     /// # Errors
     /// The limit that is full.
     pub fn enter<'n>(&mut self, tenant: &Arc<str>, needs: &'n [Need]) -> Result<(), &'n Need> {
+        for need in needs {
+            if let Some(place) = self.places.get_mut(&(need.scope, need.name.clone())) {
+                place.limit = need.limit;
+            }
+        }
         match self.lacking(needs) {
             Some(full) => Err(full),
             None => {
@@ -103,9 +120,19 @@ impl Admission {
     pub fn leave(&mut self, tenant: &Arc<str>, needs: &[Need]) -> Vec<Ticket> {
         for need in needs {
             let key = (need.scope, need.name.clone());
-            count_out(&mut self.places, &key);
+            if let Some(place) = self.places.get_mut(&key) {
+                place.taken -= 1;
+                if place.taken == 0 {
+                    self.places.remove(&key);
+                }
+            }
         }
-        count_out(&mut self.tenants, tenant);
+        if let Some(count) = self.tenants.get_mut(tenant) {
+            *count -= 1;
+            if *count == 0 {
+                self.tenants.remove(tenant);
+            }
+        }
         self.admit()
     }
 
@@ -148,16 +175,6 @@ impl Admission {
     /// Entries that are kept for them: none of requests that have ended.
     pub fn entries(&self) -> usize {
         self.places.len() + self.tenants.len()
-    }
-}
-
-/// One fewer; nothing is kept of what is at 0.
-fn count_out<K: std::hash::Hash + Eq>(counts: &mut HashMap<K, u32>, key: &K) {
-    if let Some(count) = counts.get_mut(key) {
-        *count -= 1;
-        if *count == 0 {
-            counts.remove(key);
-        }
     }
 }
 
@@ -225,6 +242,21 @@ mod tests {
         let second = admission.wait(normal, all(1), 1).unwrap();
         assert_eq!(admission.leave(&tenant, &all(1)), [second]);
         assert!(!admission.give_up(second), "it runs already");
+    }
+
+    #[test]
+    fn limits_that_were_raised_hold_for_those_that_wait_already() {
+        let mut admission = Admission::default();
+        let tenant = name("t");
+        for _ in 0..2 {
+            admission.enter(&tenant, &all(2)).unwrap();
+        }
+        let normal = (&tenant, Priority::Normal);
+        let waiting: Vec<Ticket> = (0..3)
+            .map(|_| admission.wait(normal, all(2), 9).unwrap())
+            .collect();
+        admission.enter(&tenant, &all(5)).unwrap(); // one that knows of more
+        assert_eq!(admission.leave(&tenant, &all(2)), waiting);
     }
 
     #[derive(Debug, Clone)]
