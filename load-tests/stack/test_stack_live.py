@@ -32,7 +32,7 @@ SHOWN_RANGE = "5m"
 # Debug builds on a busy machine.
 HEALTHY_WITHIN_S = 90
 # From the first visit until each panel has something to show.
-PANELS_WITHIN_S = 60
+PANELS_WITHIN_S = 120
 FAULTS_WITHIN_S = 60
 STOP_WITHIN_S = 60
 # Longer than all tests before take.

@@ -72,9 +72,9 @@ class Cast:
             (3, self.tokenize),
             (3, self.private),
             (6, self.leaver),
-            (2, self.batch),
-            (3, self.greedy),
-            (2, self.reserved_model),
+            (4, self.batch),
+            (8, self.greedy),
+            (4, self.reserved_model),
             (2, self.unknown_model),
             (2, self.bad_body),
         ]
