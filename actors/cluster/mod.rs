@@ -128,6 +128,15 @@ struct Fleet {
     next_id: u32,
 }
 
+impl Fleet {
+    /// A number that no backend has had.
+    fn next_id(&mut self) -> BackendId {
+        let id = BackendId(self.next_id);
+        self.next_id += 1;
+        id
+    }
+}
+
 /// See the module.
 pub struct Cluster {
     fleet: Rc<RefCell<Fleet>>,

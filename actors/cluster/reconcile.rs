@@ -1,11 +1,10 @@
 //! Other settings for a running cluster: what did not change keeps its numbers, its health and its
 //! breaker; what left is not chosen again, and its requests go on.
 
-use super::{ChildKind, Cluster, ClusterSettings, Fleet, Member};
+use super::{ChildKind, Cluster, ClusterSettings, Member};
 use crate::backend::{Backend, BackendSpec};
 use actix::{Context, Handler, Message, MessageResult};
 use routing::health::HealthState;
-use routing::ids::BackendId;
 use std::sync::Arc;
 use tracing::info;
 
@@ -25,55 +24,23 @@ pub struct Reconciled {
     pub removed: Vec<Arc<str>>,
 }
 
-/// What becomes of one backend.
-enum Step {
-    Keep,
-    Change(Arc<Backend>),
-    Add(Arc<Backend>),
-}
-
-impl Fleet {
-    /// The same engine is the one of the same name at the same URL.
-    fn step(&mut self, spec: &BackendSpec) -> Step {
-        let same =
-            |known: &&Arc<Backend>| known.spec.name == spec.name && known.spec.url == spec.url;
-        match self.backends.iter().find(same) {
-            Some(known) if known.spec == *spec => Step::Keep,
-            Some(known) => Step::Change(Arc::new(known.respecified(spec.clone()))),
-            None => {
-                let id = BackendId(self.next_id);
-                self.next_id += 1;
-                Step::Add(Arc::new(Backend::new(id, spec.clone())))
-            }
-        }
-    }
-}
-
 impl Cluster {
-    /// Takes one backend on as it shall be; answers it with its number.
-    fn take(&mut self, step: Step, spec: &BackendSpec, done: &mut Reconciled) -> Option<Member> {
-        let place = |members: &[Member]| {
-            let mut all = members.iter();
-            all.position(|m| m.backend.spec.name == spec.name && m.backend.spec.url == spec.url)
+    /// Takes one backend on as it shall be. The same engine is the one of the same name at the same URL.
+    fn take(&mut self, spec: &BackendSpec, done: &mut Reconciled) -> Member {
+        let known = |m: &Member| m.backend.spec.name == spec.name && m.backend.spec.url == spec.url;
+        let Some(at) = self.members.iter().position(known) else {
+            done.added.push(spec.name.clone());
+            let id = self.fleet.borrow_mut().next_id();
+            return Member::new(Arc::new(Backend::new(id, spec.clone())));
         };
-        match step {
-            Step::Keep => {
-                let at = place(&self.members)?;
-                Some(self.members.swap_remove(at))
-            }
-            Step::Change(backend) => {
-                let at = place(&self.members)?;
-                let mut member = self.members.swap_remove(at);
-                done.changed.push(spec.name.clone());
-                member.respecify(backend);
-                member.retire_checker(); // it knows the old settings
-                Some(member)
-            }
-            Step::Add(backend) => {
-                done.added.push(spec.name.clone());
-                Some(Member::new(backend))
-            }
+        let mut member = self.members.swap_remove(at);
+        if member.backend.spec != *spec {
+            done.changed.push(spec.name.clone());
+            let backend = member.backend.respecified(spec.clone());
+            member.respecify(Arc::new(backend));
+            member.retire_checker(); // it knows the old settings
         }
+        member
     }
 
     fn leave(&mut self, mut member: Member, done: &mut Reconciled) {
@@ -96,8 +63,7 @@ impl Handler<Reconcile> for Cluster {
         let breakers_differ = before.breaker != settings.breaker;
         let mut members = Vec::new();
         for spec in &settings.backends {
-            let step = self.fleet.borrow_mut().step(spec);
-            members.extend(self.take(step, spec, &mut done));
+            members.push(self.take(spec, &mut done));
         }
         let left = std::mem::replace(&mut self.members, members);
         for member in left {

@@ -11,6 +11,7 @@ use crate::cache::wish::{self, Wish};
 use crate::gateway::{Phase, Worker};
 use crate::proxy::{self, Call, headers};
 use crate::quotas::{self, Asker, Grant, Quotas};
+use crate::settings::Settings;
 use crate::telemetry::report::{CacheNote, Report};
 use actix_web::http::header::{HeaderName, HeaderValue};
 use actix_web::web::Payload;
@@ -59,7 +60,7 @@ pub async fn handle(route: ApiRoute, request: HttpRequest, payload: Payload) -> 
     report.model(&call.model);
     call.belongs_to(report.trace());
     report.fallback_from.clone_from(&call.fallback_from);
-    if let Err(refusal) = admit(&worker, &asker, &call, &mut grant).await {
+    if let Err(refusal) = admit((&worker, &settings), &asker, &call, &mut grant).await {
         return refuse(refusal, report);
     }
     report.grant = grant;
@@ -76,7 +77,7 @@ pub async fn handle(route: ApiRoute, request: HttpRequest, payload: Payload) -> 
 
 /// Waits until the request may run. One that still waits when the process must end is told so.
 async fn admit(
-    worker: &Worker,
+    (worker, settings): (&Worker, &Settings),
     asker: &Asker,
     call: &Call,
     grant: &mut Grant,
@@ -85,7 +86,7 @@ async fn admit(
     let of = (&call.model, call.tokens_estimated);
     tokio::select! {
         biased;
-        admitted = gateway.quotas.admit(gateway, asker, of, grant) => admitted,
+        admitted = gateway.quotas.admit((gateway, settings), asker, of, grant) => admitted,
         () = cutting => Err(Refusal::Draining),
     }
 }

@@ -125,16 +125,15 @@ impl Quotas {
     /// Which limit it is over.
     pub async fn admit(
         &self,
-        gateway: &Gateway,
+        (gateway, settings): (&Gateway, &Settings),
         asker: &Asker,
         (model, tokens): (&Arc<str>, u64),
         grant: &mut Grant,
     ) -> Result<(), Refusal> {
-        let settings = gateway.settings();
-        let mut limits = asker.limits(&settings);
+        let mut limits = asker.limits(settings);
         // names that clients make up are nobody's
         let is_served = gateway.directory.load().view.pools.contains_key(model);
-        if let Some(of_model) = asker::of_model(&settings, model).filter(|_| is_served) {
+        if let Some(of_model) = asker::of_model(settings, model).filter(|_| is_served) {
             self.count_request(&of_model, grant)?;
             limits.push(of_model);
         }
@@ -145,9 +144,9 @@ impl Quotas {
                 self.weigh(weighed, (Limited::Tokens, *scope), grant)?;
             }
         }
-        let needs = needs(&settings, &limits);
+        let needs = needs(settings, &limits);
         if !needs.is_empty() {
-            grant._permit = Some(self.permit(&settings, asker, needs).await?);
+            grant._permit = Some(self.permit(settings, asker, needs).await?);
         }
         Ok(())
     }

@@ -151,8 +151,8 @@ impl Rates {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut key = (scope, name.clone());
         // keys, tenants and models are as many as the settings and the fleet name
-        let is_bounded = scope != Scope::Address;
-        if !is_bounded && known.rates.len() >= REMEMBERED_MAX && !known.rates.contains_key(&key) {
+        let may_crowd = scope == Scope::Address;
+        if may_crowd && known.rates.len() >= REMEMBERED_MAX && !known.rates.contains_key(&key) {
             known.sweep(now);
             if known.rates.len() >= REMEMBERED_MAX {
                 key.1 = Arc::from("others");

@@ -188,17 +188,19 @@ pub fn render(gateway: &Gateway) -> String {
     text
 }
 
+/// The backend that a series is of.
+fn backend_of(line: &str) -> Option<&str> {
+    let (_, rest) = line.split_once("backend=\"")?;
+    rest.split_once('"').map(|(name, _)| name)
+}
+
 /// Leaves out the series of backends that are no more: the registry cannot drop them.
 fn without(text: String, gone: &BTreeSet<String>) -> String {
     if gone.is_empty() {
         return text;
     }
-    let backend = |line: &'_ str| -> Option<String> {
-        let (_, rest) = line.split_once("backend=\"")?;
-        rest.split_once('"').map(|(name, _)| name.to_owned())
-    };
     let stays = |line: &&str| {
-        line.starts_with('#') || backend(line).is_none_or(|name| !gone.contains(&name))
+        line.starts_with('#') || !backend_of(line).is_some_and(|name| gone.contains(name))
     };
     let lines = text.lines().filter(stays);
     lines.flat_map(|line| [line, "\n"]).collect()

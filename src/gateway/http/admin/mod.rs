@@ -12,6 +12,7 @@ pub(super) mod status;
 use super::error::Refusal;
 use super::{only, read, request_id, worker};
 use crate::access;
+use crate::gateway::Gateway;
 use actix_web::web::{self, Payload, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse};
 use actors::backend::Secret;
@@ -54,94 +55,79 @@ pub fn configure(config: &mut ServiceConfig) {
     config.service(only("/admin/explain").route(web::post().to(explain_path)));
 }
 
+/// Answers whoever may ask, and tells others why not.
+async fn guarded(
+    request: HttpRequest,
+    answer: impl AsyncFnOnce(&HttpRequest) -> Result<HttpResponse, Refusal>,
+) -> HttpResponse {
+    let answered = match admit(&request) {
+        Ok(()) => answer(&request).await,
+        Err(refusal) => Err(refusal),
+    };
+    answered.unwrap_or_else(|refusal| refusal.response(&request_id(&request)))
+}
+
+/// The same of what a look at the gateway answers.
+async fn looked_up(request: HttpRequest, show: fn(&Gateway) -> HttpResponse) -> HttpResponse {
+    guarded(request, async |of| Ok(show(&worker(of).gateway))).await
+}
+
 async fn kv_index_path(request: HttpRequest) -> HttpResponse {
-    match admit(&request) {
-        Ok(()) => kv_index::show(&worker(&request).gateway),
-        Err(refusal) => refusal.response(&request_id(&request)),
-    }
+    looked_up(request, kv_index::show).await
 }
 
 async fn backends_path(request: HttpRequest) -> HttpResponse {
-    match admit(&request) {
-        Ok(()) => backends::show(&worker(&request).gateway),
-        Err(refusal) => refusal.response(&request_id(&request)),
-    }
+    looked_up(request, backends::show).await
 }
 
 async fn decisions_path(request: HttpRequest) -> HttpResponse {
-    match admit(&request) {
-        Ok(()) => status::decisions(&worker(&request).gateway),
-        Err(refusal) => refusal.response(&request_id(&request)),
-    }
-}
-
-async fn config_path(request: HttpRequest) -> HttpResponse {
-    match admit(&request) {
-        Ok(()) => settings::show(&worker(&request).gateway),
-        Err(refusal) => refusal.response(&request_id(&request)),
-    }
-}
-
-async fn reload_path(request: HttpRequest) -> HttpResponse {
-    let reloaded = match admit(&request) {
-        Ok(()) => settings::reload(&worker(&request).gateway).await,
-        Err(refusal) => Err(refusal),
-    };
-    reloaded.unwrap_or_else(|refusal| refusal.response(&request_id(&request)))
+    looked_up(request, status::decisions).await
 }
 
 async fn info_path(request: HttpRequest) -> HttpResponse {
-    match admit(&request) {
-        Ok(()) => status::info(&worker(&request).gateway),
-        Err(refusal) => refusal.response(&request_id(&request)),
-    }
+    looked_up(request, status::info).await
 }
 
-async fn drain_path(request: HttpRequest, draining: bool) -> HttpResponse {
-    let name = request.match_info().get("name").unwrap_or_default();
-    let set = match admit(&request) {
-        Ok(()) => backends::drain(&worker(&request).gateway, name, draining).await,
-        Err(refusal) => Err(refusal),
-    };
-    set.unwrap_or_else(|refusal| refusal.response(&request_id(&request)))
-}
-
-async fn split_path(request: HttpRequest) -> HttpResponse {
-    match admit(&request) {
-        Ok(()) => split::show(&worker(&request).gateway).await,
-        Err(refusal) => refusal.response(&request_id(&request)),
-    }
+async fn config_path(request: HttpRequest) -> HttpResponse {
+    looked_up(request, settings::show).await
 }
 
 async fn cache_path(request: HttpRequest) -> HttpResponse {
-    match admit(&request) {
-        Ok(()) => cache::show(&worker(&request).gateway),
-        Err(refusal) => refusal.response(&request_id(&request)),
-    }
+    looked_up(request, cache::show).await
+}
+
+async fn split_path(request: HttpRequest) -> HttpResponse {
+    guarded(request, async |of| {
+        Ok(split::show(&worker(of).gateway).await)
+    })
+    .await
+}
+
+async fn reload_path(request: HttpRequest) -> HttpResponse {
+    guarded(request, async |of| {
+        settings::reload(&worker(of).gateway).await
+    })
+    .await
+}
+
+async fn drain_path(request: HttpRequest, draining: bool) -> HttpResponse {
+    guarded(request, async |of| {
+        let name = of.match_info().get("name").unwrap_or_default();
+        backends::drain(&worker(of).gateway, name, draining).await
+    })
+    .await
 }
 
 async fn clear_path(request: HttpRequest) -> HttpResponse {
-    let cleared = match admit(&request) {
-        Ok(()) => cache::clear(&request).await,
-        Err(refusal) => Err(refusal),
-    };
-    cleared.unwrap_or_else(|refusal| refusal.response(&request_id(&request)))
+    guarded(request, async |of| cache::clear(of).await).await
 }
 
 async fn cache_key_path(request: HttpRequest, payload: Payload) -> HttpResponse {
-    let explained = match admit(&request) {
-        Ok(()) => cache::key(&request, payload).await,
-        Err(refusal) => Err(refusal),
-    };
-    explained.unwrap_or_else(|refusal| refusal.response(&request_id(&request)))
+    guarded(request, async |of| cache::key(of, payload).await).await
 }
 
 async fn explain_path(request: HttpRequest, payload: Payload) -> HttpResponse {
-    let explained = match admit(&request) {
-        Ok(()) => explain::explain(&request, payload).await,
-        Err(refusal) => Err(refusal),
-    };
-    explained.unwrap_or_else(|refusal| refusal.response(&request_id(&request)))
+    guarded(request, async |of| explain::explain(of, payload).await).await
 }
 
 fn admit(request: &HttpRequest) -> Result<(), Refusal> {
