@@ -322,6 +322,30 @@ fn text(raw: &RawValue) -> Option<Cow<'_, str>> {
         .map(|t| t.0)
 }
 
+/// The visits of values that are no lists and no objects: any of them means `$value`.
+macro_rules! no_such_value {
+    ($value:expr) => {
+        fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
+            Ok($value)
+        }
+        fn visit_i64<E>(self, _: i64) -> Result<Self::Value, E> {
+            Ok($value)
+        }
+        fn visit_u64<E>(self, _: u64) -> Result<Self::Value, E> {
+            Ok($value)
+        }
+        fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
+            Ok($value)
+        }
+        fn visit_str<E>(self, _: &str) -> Result<Self::Value, E> {
+            Ok($value)
+        }
+        fn visit_unit<E>(self) -> Result<Self::Value, E> {
+            Ok($value)
+        }
+    };
+}
+
 /// The first system message's content and the first other message's; whatever else `messages`
 /// is or holds is passed over.
 #[derive(Debug, Default)]
@@ -330,13 +354,71 @@ struct MessagesHead<'a> {
     first: Option<&'a RawValue>,
 }
 
-#[derive(Deserialize)]
+/// What an element of `messages` says, read in the same pass; nothing of what is no message, or says one thing twice.
+#[derive(Default)]
 struct Message<'a> {
-    #[serde(borrow, default)]
-    role: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
+    role: Option<&'a RawValue>,
     content: Option<&'a RawValue>,
+    is_unclear: bool,
 }
+
+impl<'a> Message<'a> {
+    /// Its role; none where it is passed over.
+    fn role(&self) -> Option<Cow<'a, str>> {
+        match self.role {
+            _ if self.is_unclear => None,
+            None => Some(Cow::Borrowed("")),
+            Some(raw) if raw.get() == "null" => Some(Cow::Borrowed("")),
+            Some(raw) => text(raw),
+        }
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Message<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(MessageVisitor)
+    }
+}
+
+struct MessageVisitor;
+
+impl<'de> Visitor<'de> for MessageVisitor {
+    type Value = Message<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a message")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut message = Message::default();
+        while let Some(key) = map.next_key::<&'de RawValue>()? {
+            let place = match text(key).as_deref().unwrap_or_default() {
+                "role" => &mut message.role,
+                "content" => &mut message.content,
+                _ => {
+                    map.next_value::<IgnoredAny>()?;
+                    continue;
+                }
+            };
+            let before = place.replace(map.next_value()?);
+            message.is_unclear |= before.is_some();
+        }
+        Ok(message)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(NO_MESSAGE)
+    }
+
+    no_such_value!(NO_MESSAGE);
+}
+
+const NO_MESSAGE: Message<'static> = Message {
+    role: None,
+    content: None,
+    is_unclear: true,
+};
 
 impl<'de: 'a, 'a> Deserialize<'de> for MessagesHead<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -356,15 +438,13 @@ impl<'de> Visitor<'de> for MessagesVisitor {
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
         let mut head = MessagesHead::default();
         while head.first.is_none() {
-            let Some(raw) = seq.next_element::<&'de RawValue>()? else {
+            let Some(message) = seq.next_element::<Message<'de>>()? else {
                 return Ok(head);
             };
-            let Ok(message) = serde_json::from_str::<Message<'de>>(raw.get()) else {
-                continue;
-            };
-            match message.role.as_deref() {
+            match message.role().as_deref() {
+                None => {}
                 Some("system" | "developer") => head.system = head.system.or(message.content),
-                _ => head.first = message.content,
+                Some(_) => head.first = message.content,
             }
         }
         while seq.next_element::<IgnoredAny>()?.is_some() {}
@@ -376,24 +456,7 @@ impl<'de> Visitor<'de> for MessagesVisitor {
         while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
         Ok(MessagesHead::default())
     }
-    fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
-        Ok(MessagesHead::default())
-    }
-    fn visit_i64<E>(self, _: i64) -> Result<Self::Value, E> {
-        Ok(MessagesHead::default())
-    }
-    fn visit_u64<E>(self, _: u64) -> Result<Self::Value, E> {
-        Ok(MessagesHead::default())
-    }
-    fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
-        Ok(MessagesHead::default())
-    }
-    fn visit_str<E>(self, _: &str) -> Result<Self::Value, E> {
-        Ok(MessagesHead::default())
-    }
-    fn visit_unit<E>(self) -> Result<Self::Value, E> {
-        Ok(MessagesHead::default())
-    }
+    no_such_value!(MessagesHead::default());
 }
 
 #[cfg(test)]
@@ -448,6 +511,7 @@ mod tests {
             "{}",
             "1.5",
             "[1,[],null,{\"role\":3},{\"role\":\"user\",\"content\":\"x\"}]",
+            r#"[1.5,"s",true,{"\ud800":1,"role":"\ud800"},{"role":"user","role":"user","content":"x"}]"#,
         ] {
             let body = format!(r#"{{"model":"m","messages":{messages}}}"#);
             assert_eq!(view(&body).model().unwrap(), "m", "{messages}");

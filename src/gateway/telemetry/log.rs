@@ -2,12 +2,16 @@
 //! not hold up a request.
 
 use crate::settings::{LogFormat, LoggingSettings};
+use std::io::BufWriter;
 use std::sync::OnceLock;
 use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 
 /// Lines that wait to be written; beyond, lines are dropped and counted.
 const QUEUE_LINES_MAX: usize = 16_384;
+
+/// Lines that wait together are written with one call of up to so many bytes; whenever none waits, all are written.
+const BATCH_BYTES: usize = 64 << 10;
 
 /// The HTTP server's own lines about its threads help nobody who does not work on it; naming it
 /// in `logging.level` brings them back.
@@ -48,7 +52,7 @@ pub fn start(settings: &LoggingSettings) -> Result<WorkerGuard, String> {
     let (writer, guard) = NonBlockingBuilder::default()
         .buffered_lines_limit(QUEUE_LINES_MAX)
         .lossy(true)
-        .finish(std::io::stderr());
+        .finish(BufWriter::with_capacity(BATCH_BYTES, std::io::stderr()));
     let _ = DROPPED.set(writer.error_counter());
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
