@@ -6,7 +6,7 @@ use super::remote_tokens::ask;
 use super::wiring::BASE_REALM;
 use crate::gateway::Gateway;
 use crate::upstream::{self, Client, Unanswered};
-use actors::backend::Backend;
+use actors::backend::{Backend, Standing};
 use actors::index_shard::FindOverlap;
 use actors::kv_index::KvIndexHandle;
 use actors::support::mailbox::Mailbox;
@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -42,8 +42,12 @@ pub async fn watch(gateway: Arc<Gateway>, client: Client) {
     let client = Rc::new(client);
     let mut compared: HashMap<Arc<str>, Rc<Compared>> = HashMap::new();
     loop {
+        compared.retain(|_, last| last.of.strong_count() > 0); // backends that are gone
         for (backend, model) in able(&gateway) {
             let last = compared.entry(backend.spec.name.clone()).or_default();
+            if !last.is_of(&backend) {
+                *last = Rc::new(Compared::new(&backend));
+            }
             let Some(learned) = learned(&gateway, &backend.spec.name) else {
                 continue;
             };
@@ -85,6 +89,8 @@ fn learned(gateway: &Gateway, backend: &str) -> Option<u64> {
 /// What came of the last probe of a backend.
 #[derive(Default)]
 struct Compared {
+    /// What is held of that backend. One that left the settings and returned begins anew, and so do its counts.
+    of: Weak<Standing>,
     running: Cell<bool>,
     /// What had been learned by then.
     learned: Cell<Option<u64>>,
@@ -95,6 +101,17 @@ struct Compared {
 }
 
 impl Compared {
+    fn new(backend: &Backend) -> Self {
+        Compared {
+            of: Arc::downgrade(&backend.spec.kv.standing),
+            ..Compared::default()
+        }
+    }
+
+    fn is_of(&self, backend: &Backend) -> bool {
+        std::ptr::eq(self.of.as_ptr(), Arc::as_ptr(&backend.spec.kv.standing))
+    }
+
     fn is_due(&self, learned: u64) -> bool {
         let rested = self.next.get().is_none_or(|next| Instant::now() >= next);
         let news = self.bad.get() > 0 || self.learned.get() != Some(learned);

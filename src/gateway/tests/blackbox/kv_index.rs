@@ -438,6 +438,21 @@ fn a_probe_prompt_shows_that_tokens_and_blocks_are_as_expected() {
 }
 
 #[test]
+fn an_engine_that_left_the_settings_and_returned_is_compared_anew() {
+    let engines = http_engines(2);
+    let gateway = engines.gateway_with("http", true, "");
+    until_parity(&gateway, "holds");
+    for count in [1, 2] {
+        let (backends, settings) = engines.settings(count, ("http", true, ""));
+        let reloaded = gateway.reload(&backends, &settings);
+        assert_eq!(reloaded.status, 200, "{}", reloaded.text());
+        until_streams_are_open(&gateway, count);
+    }
+    until_parity(&gateway, "holds");
+    assert_eq!(modes(&gateway), ["exact"; 2]);
+}
+
+#[test]
 fn a_chat_template_that_is_not_the_engines_is_found_out_at_the_start() {
     let other = std::env::temp_dir().join(format!("tidegate-vocabulary-{}", std::process::id()));
     std::fs::create_dir_all(&other).unwrap();
