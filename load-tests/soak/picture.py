@@ -6,7 +6,7 @@ from typing import Sequence
 
 from samples import Sample
 
-WIDTH, LEFT, RIGHT, TOP = 1100, 80, 20, 40
+WIDTH, LEFT, RIGHT, TOP = 1100, 80, 20, 56
 STRIP, GAP = 110, 34
 MARKS_ROOM = 40
 COLOURS = {
@@ -61,7 +61,7 @@ def draw(samples: Sequence[Sample], marks: Sequence[tuple[float, str]], title: s
 
 def mark_lines(marks: Sequence[tuple[float, str]], x, bottom: float) -> list[str]:
     return [
-        f'<line x1="{x(at_s):.1f}" x2="{x(at_s):.1f}" y1="{TOP}" y2="{bottom}" stroke="{colour(what)}" stroke-opacity="0.45">'
+        f'<line x1="{x(at_s):.1f}" x2="{x(at_s):.1f}" y1="{TOP}" y2="{bottom}" stroke="{colour(what)}" stroke-opacity="0.8">'
         f"<title>{at_s:.0f} s: {escape(what)}</title></line>"
         for at_s, what in marks
     ]
