@@ -6,7 +6,7 @@ from typing import Sequence
 
 from samples import Sample
 
-WIDTH, LEFT, RIGHT, TOP = 1100, 80, 20, 56
+WIDTH, LEFT, RIGHT, TOP = 1100, 80, 40, 56
 STRIP, GAP = 110, 34
 MARKS_ROOM = 40
 COLOURS = {

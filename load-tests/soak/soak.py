@@ -184,7 +184,8 @@ def soak(run: Run) -> Metrics:
         alive = Witness(run.grounds.place.api).ready()
         run.checks.append(Check("the router is alive and ready", alive, "ready" if alive else "not ready", "ready"))
     else:
-        run.checks.append(Check("the router is alive and ready", False, f"exit code {process.poll()}", "a whole run"))
+        why = "interrupted" if process.poll() is None else f"the router ended with {process.poll()}"
+        run.checks.append(Check("the run is whole", False, why, "load until its end"))
     odd = judge.odd_lines(run.grounds.log.read_text(errors="replace"))
     run.checks.append(judge.nothing("the log has no panic and no ERROR", odd, "only refusals of the faulty settings written here"))
     return metrics
