@@ -162,6 +162,9 @@ step "Placement, in small"
 .venv/bin/python -m pytest -p no:cacheprovider load-tests/scenarios
 .venv/bin/python load-tests/scenarios/quality.py --quick --bin "${CARGO_TARGET_DIR:-target}/debug"
 
+step "Soak test, in small"
+TIDEGATE_SOAK_BIN="${CARGO_TARGET_DIR:-target}/debug" .venv/bin/python -m pytest -p no:cacheprovider load-tests/soak
+
 step "Instructions of hot paths"
 .venv/bin/python -m pytest -p no:cacheprovider load-tests/hot-paths
 cargo build --release --locked -p hot-paths
