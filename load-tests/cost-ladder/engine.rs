@@ -1,6 +1,7 @@
 //! An engine that answers at once: so little work that what is measured is the proxy.
 
 use std::io;
+use std::ops::Range;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -10,24 +11,35 @@ pub const CHUNKS: usize = 64;
 /// Bytes of text in an answer, unless said otherwise.
 const TEXT_BYTES: usize = 265;
 
-/// Serves until it is killed.
-pub fn serve(port: u16) -> io::Result<()> {
-    serve_answers(port, TEXT_BYTES)
+/// Serves on these ports until it is killed.
+pub fn serve(ports: Range<u16>) -> io::Result<()> {
+    serve_answers(ports, TEXT_BYTES)
 }
 
 /// The same, with JSON answers whose text is this long.
-pub fn serve_answers(port: u16, text_bytes: usize) -> io::Result<()> {
+pub fn serve_answers(ports: Range<u16>, text_bytes: usize) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        let listener = TcpListener::bind(("127.0.0.1", port)).await?;
-        loop {
-            let (stream, _) = listener.accept().await?;
-            stream.set_nodelay(true)?;
-            tokio::spawn(connection(stream, text_bytes));
+        let mut engines = tokio::task::JoinSet::new();
+        for port in ports {
+            let listener = TcpListener::bind(("127.0.0.1", port)).await?;
+            engines.spawn(accept(listener, text_bytes));
+        }
+        match engines.join_next().await {
+            Some(ended) => ended.map_err(io::Error::other)?,
+            None => Ok(()),
         }
     })
+}
+
+async fn accept(listener: TcpListener, text_bytes: usize) -> io::Result<()> {
+    loop {
+        let (stream, _) = listener.accept().await?;
+        stream.set_nodelay(true)?;
+        tokio::spawn(connection(stream, text_bytes));
+    }
 }
 
 /// A chat answer whose text is this many bytes long, within some 280 others.

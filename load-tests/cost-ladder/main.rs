@@ -43,11 +43,14 @@ enum Command {
         #[arg(long)]
         engine: u16,
     },
-    /// Serve the engine that answers at once (used by `run`)
+    /// Serve the engine that answers at once (used by `run`, and by ../scaling)
     Engine {
         /// Where to listen
         #[arg(long)]
         port: u16,
+        /// So many engines, on the ports from there on
+        #[arg(long, default_value_t = 1)]
+        count: u16,
     },
 }
 
@@ -55,6 +58,6 @@ fn main() -> std::io::Result<()> {
     match Args::parse().command {
         Command::Run { secs, rounds, only } => driver::run(secs, rounds, &only),
         Command::Serve { rung, port, engine } => rungs::serve(rung, port, engine),
-        Command::Engine { port } => engine::serve(port),
+        Command::Engine { port, count } => engine::serve(port..port.saturating_add(count)),
     }
 }

@@ -51,7 +51,9 @@ fn main() -> std::io::Result<()> {
     match Args::parse().command {
         Command::Run { secs, rounds } => measure::run(secs, rounds),
         Command::Constant { port } => programs::constant(port),
-        Command::Engine { port } => cost_ladder::engine::serve_answers(port, programs::TEXT_BYTES),
+        Command::Engine { port } => {
+            cost_ladder::engine::serve_answers(port..port + 1, programs::TEXT_BYTES)
+        }
         Command::Router { settings } => programs::router(settings),
     }
 }
