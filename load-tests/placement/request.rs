@@ -2,7 +2,7 @@
 //! the router's by text.
 
 use engine_sim::kv_cache::{BlockHash as EngineHash, chain_of, chain_seed};
-use routing::block::{BlockHash, Realm, TEXT_BLOCK_TOKENS, chain, text_chain};
+use routing::block::{BlockHash, Realm, chain, text_chain};
 use routing::ids::PrefixKey;
 use routing::prefix_key::{PrefixParts, prefix_key};
 use std::sync::Arc;
@@ -64,10 +64,5 @@ impl Request {
     pub fn reusable(&self) -> &[EngineHash] {
         let blocks = (self.prompt.len() - 1) / BLOCK_SIZE;
         &self.names[..blocks.min(self.names.len())]
-    }
-
-    /// Tokens of the text's full blocks.
-    pub fn text_tokens(&self) -> u32 {
-        self.by_text.len() as u32 * TEXT_BLOCK_TOKENS
     }
 }
