@@ -5,9 +5,7 @@ use engine_sim::CacheEvent;
 use routing::averages;
 use routing::block::{BlockHash, TEXT_BLOCK_TOKENS};
 use routing::knowledge::Mode;
-use routing::prefix_index::{
-    Afterwards, HolderId, Limits, PrefixIndex, Seconds, StoredRun, Tier,
-};
+use routing::prefix_index::{Afterwards, HolderId, Limits, PrefixIndex, Seconds, StoredRun, Tier};
 use routing::score::{Basis, Known, PromptOverlap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -79,7 +77,9 @@ impl Beliefs {
         if self.mode == Mode::Blind || chain.is_empty() {
             return;
         }
-        let hold = averages::hold(ttft.map(Duration::from_micros)).as_secs().max(1);
+        let hold = averages::hold(ttft.map(Duration::from_micros))
+            .as_secs()
+            .max(1);
         let now = seconds(now);
         let until = now + hold as Seconds;
         self.index.speculate(holder(worker), &chain, (now, until));
@@ -167,7 +167,10 @@ mod tests {
 
     fn blocks(beliefs: &Beliefs) -> u32 {
         let known = beliefs.look(&request());
-        let runs = known.into_iter().flat_map(|known| known.0).flat_map(|of| of.runs);
+        let runs = known
+            .into_iter()
+            .flat_map(|known| known.0)
+            .flat_map(|of| of.runs);
         runs.map(|run| run.to).max().unwrap_or(0)
     }
 

@@ -69,7 +69,10 @@ mod tests {
         (0..25_000).for_each(|_| counts[zipf.draw(&mut chance)] += 1);
         for (rank, count) in counts.iter().enumerate() {
             let expected = 12_000.0 / (rank + 1) as f64;
-            assert!((f64::from(*count) / expected - 1.0).abs() < 0.05, "{counts:?}");
+            assert!(
+                (f64::from(*count) / expected - 1.0).abs() < 0.05,
+                "{counts:?}"
+            );
         }
     }
 

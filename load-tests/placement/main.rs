@@ -36,7 +36,9 @@ use trace::Line;
 /// `approximate` by what was sent. The first fifth of each run fills caches and is not measured. A ratio below 1 is faster
 /// than round robin.
 #[derive(Debug, Parser)]
-#[command(after_help = "EXAMPLES:\n  placement --quick                             a first look, in seconds\n  placement --kinds burst --loads 70 90 --details\n  placement --json all.json --svg all.svg       everything, 20 seeds, some minutes\n  placement --trace FILE --kinds mooncake       a trace in Mooncake's format instead of one made alike\n  placement --check                             fails where the defaults miss what they have to fulfil")]
+#[command(
+    after_help = "EXAMPLES:\n  placement --quick                             a first look, in seconds\n  placement --kinds burst --loads 70 90 --details\n  placement --json all.json --svg all.svg       everything, 20 seeds, some minutes\n  placement --trace FILE --kinds mooncake       a trace in Mooncake's format instead of one made alike\n  placement --check                             fails where the defaults miss what they have to fulfil"
+)]
 struct Args {
     /// Kinds of scenarios, by name; all by default
     #[arg(long, num_args = 1..)]
@@ -87,7 +89,8 @@ impl Args {
     fn kinds(&self) -> std::io::Result<Vec<Kind>> {
         let known = KINDS.map(|kind| kind.name);
         checked("kind", &self.kinds, &known)?;
-        let asked = |kind: &Kind| self.kinds.is_empty() || self.kinds.iter().any(|of| of == kind.name);
+        let asked =
+            |kind: &Kind| self.kinds.is_empty() || self.kinds.iter().any(|of| of == kind.name);
         Ok(KINDS.into_iter().filter(asked).collect())
     }
 
@@ -129,7 +132,9 @@ fn main() -> ExitCode {
 /// Answers what `--check` found.
 fn run(args: &Args) -> std::io::Result<Vec<String>> {
     if args.requests < 10 || args.seeds == 0 || args.loads.contains(&0) {
-        return Err(Error::other("at least 10 requests, one seed, and a load above 0"));
+        return Err(Error::other(
+            "at least 10 requests, one seed, and a load above 0",
+        ));
     }
     let trace = args.trace.as_deref().map(trace::read).transpose()?;
     let (kinds, policies) = (args.kinds()?, args.policies()?);

@@ -68,7 +68,11 @@ fn conversations(count: usize, chance: &mut Chance) -> Vec<Request> {
         };
         let words = within(chance, 100..=900);
         talk.said.extend(tokens(chance, words));
-        talk.opening = if talk.opening == 0 { words } else { talk.opening };
+        talk.opening = if talk.opening == 0 {
+            words
+        } else {
+            talk.opening
+        };
         let answer_len = within(chance, 30..=150);
         let answer = tokens(chance, answer_len);
         let parts = (talk.system, talk.opening);
@@ -165,7 +169,11 @@ fn mooncake(count: usize, chance: &mut Chance) -> Vec<Request> {
         let opening = opening.unwrap_or(added);
         let answer_len = (85.0 * (0.6 * normal(chance)).exp()).clamp(3.0, 500.0) as usize;
         let answer = tokens(chance, answer_len);
-        requests.push(Request::new(said.clone(), answer.clone(), (0, 128 + opening)));
+        requests.push(Request::new(
+            said.clone(),
+            answer.clone(),
+            (0, 128 + opening),
+        ));
         said.extend(answer);
         recent.push_back((said, opening));
         if recent.len() > 3 * TURNS_APART {
@@ -184,7 +192,11 @@ mod tests {
     fn shared(mix: Mix) -> f64 {
         let (mut seen, mut found, mut all) = (HashSet::new(), 0, 0);
         for request in mix.requests(600, &mut Chance(1)) {
-            found += request.names.iter().take_while(|name| seen.contains(*name)).count();
+            found += request
+                .names
+                .iter()
+                .take_while(|name| seen.contains(*name))
+                .count();
             all += request.names.len();
             seen.extend(request.names);
         }
@@ -198,7 +210,10 @@ mod tests {
         assert_eq!(shared(Mix::NothingShared), 0.0);
         assert!(shared(Mix::Burst) > 0.6);
         let mooncake = shared(Mix::Mooncake);
-        assert!((0.25..0.5).contains(&mooncake), "0.37 in the trace, {mooncake} here");
+        assert!(
+            (0.25..0.5).contains(&mooncake),
+            "0.37 in the trace, {mooncake} here"
+        );
     }
 
     #[test]

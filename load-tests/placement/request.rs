@@ -41,7 +41,10 @@ impl Request {
     /// `system` and `opening` are the lengths in tokens of the prompt's first two parts: the system prompt, and the first
     /// thing that the user said. A token stands for four bytes of text.
     pub fn new(prompt: Vec<u32>, answer: Vec<u32>, (system, opening): (usize, usize)) -> Self {
-        let text: Vec<u8> = prompt.iter().flat_map(|token| token.to_le_bytes()).collect();
+        let text: Vec<u8> = prompt
+            .iter()
+            .flat_map(|token| token.to_le_bytes())
+            .collect();
         let system_end = system.min(prompt.len()) * 4;
         let opening_end = (system + opening).min(prompt.len()) * 4;
         let parts = PrefixParts {

@@ -8,7 +8,7 @@ use crate::policies::{Policy, Sight};
 use crate::request::{MODEL, Request};
 use engine_sim::CacheEvent;
 use routing::health::HealthState;
-use routing::ids::{BackendId, Slot};
+use routing::ids::BackendId;
 use routing::knowledge::Mode;
 use routing::score::{Reach, Weights, reach};
 use routing::strategy::Chance;
@@ -135,7 +135,8 @@ impl Router {
         let ttft = now - attempt.sent;
         attempt.begun = true;
         self.numbers[attempt.worker].first_byte(attempt.queued(), ttft, now);
-        self.policy.first_token(attempt.worker, request, (attempt.ahead, ttft));
+        self.policy
+            .first_token(attempt.worker, request, (attempt.ahead, ttft));
     }
 
     /// An attempt has its whole answer; the engine says how much of the prompt was cached.

@@ -87,7 +87,10 @@ impl Kind {
             None => self.mix.requests(count, &mut chance),
         };
         let different: HashSet<_> = requests.iter().flat_map(|of| &of.names).collect();
-        let longest = requests.iter().map(|of| of.prompt.len() + of.answer.len()).max();
+        let longest = requests
+            .iter()
+            .map(|of| of.prompt.len() + of.answer.len())
+            .max();
         let least = PROMPTS_MIN * (longest.unwrap_or(0) / BLOCK_SIZE + 1);
         let share = (different.len() as f64 * self.room) as usize / WORKERS;
         Case {

@@ -9,9 +9,7 @@ const TOP: usize = 110;
 
 /// Draws it.
 pub fn draw(rows: &[Row]) -> String {
-    let scenarios: Vec<&[Row]> = rows
-        .chunk_by(|a, b| a.scenario() == b.scenario())
-        .collect();
+    let scenarios: Vec<&[Row]> = rows.chunk_by(|a, b| a.scenario() == b.scenario()).collect();
     let across = scenarios.iter().map(|row| row.len()).max().unwrap_or(0);
     let (width, height) = (
         LEFT + across * CELL.0 + 50,
@@ -22,7 +20,12 @@ pub fn draw(rows: &[Row]) -> String {
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
          <text x=\"8\" y=\"18\" font-size=\"13\">TTFT p99 against round robin's</text>\n"
     );
-    for (at, row) in scenarios.first().into_iter().flat_map(|of| of.iter()).enumerate() {
+    for (at, row) in scenarios
+        .first()
+        .into_iter()
+        .flat_map(|of| of.iter())
+        .enumerate()
+    {
         let x = LEFT + at * CELL.0 + CELL.0 / 2;
         let y = TOP - 6;
         let _ = writeln!(

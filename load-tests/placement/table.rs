@@ -121,7 +121,11 @@ fn detail(text: &mut String, rows: &[Row]) {
                 100.0 * row.hits_of_oracle,
                 row.median(|of| of.imbalance),
                 100.0 * row.median(|of| of.wasted),
-                if predicted > 0.0 { format!("{predicted:.3}") } else { "-".to_owned() },
+                if predicted > 0.0 {
+                    format!("{predicted:.3}")
+                } else {
+                    "-".to_owned()
+                },
                 row.errors(),
             );
         }
@@ -158,7 +162,10 @@ mod tests {
         let made = rows(
             "burst",
             50,
-            vec![(BASE, of([10.0, 100.0, 1000.0])), (ORACLE, of([5.0, 90.0, 100.0]))],
+            vec![
+                (BASE, of([10.0, 100.0, 1000.0])),
+                (ORACLE, of([5.0, 90.0, 100.0])),
+            ],
         );
         assert_eq!(made[1].p99_ratio, 0.5, "of 0.5, 0.9 and 0.1");
         assert_eq!(made[1].hits_of_oracle, 1.0);

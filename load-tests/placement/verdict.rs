@@ -54,7 +54,10 @@ mod tests {
     fn each_condition_is_named_when_the_defaults_miss_it() {
         assert!(faults(&[row("exact", 70, 1.05, 0.95)]).is_empty());
         assert_eq!(faults(&[row("exact", 70, 1.06, 0.94)]).len(), 2);
-        assert!(faults(&[row("approximate", 90, 1.0, 0.5)]).is_empty(), "hits count up to 70 %");
+        assert!(
+            faults(&[row("approximate", 90, 1.0, 0.5)]).is_empty(),
+            "hits count up to 70 %"
+        );
         let mut wasteful = row("approximate", 90, 1.0, 1.0);
         wasteful.outcomes = vec![Outcome {
             wasted: 0.02,

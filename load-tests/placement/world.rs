@@ -37,8 +37,15 @@ pub struct Loss {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Arrived(usize),
-    Ready { worker: usize, life: u32, request: usize },
-    Stepped { worker: usize, life: u32 },
+    Ready {
+        worker: usize,
+        life: u32,
+        request: usize,
+    },
+    Stepped {
+        worker: usize,
+        life: u32,
+    },
     Killed(usize),
     Returned(usize),
 }
@@ -124,7 +131,11 @@ impl<'a> World<'a> {
                     self.going[request].arrived = at;
                     self.place(request);
                 }
-                Event::Ready { worker, life, request } => {
+                Event::Ready {
+                    worker,
+                    life,
+                    request,
+                } => {
                     if self.engines[worker].life == life {
                         self.engines[worker].ready(request as u64, &self.requests[request], at);
                         self.begin_step(worker);
@@ -183,7 +194,11 @@ impl<'a> World<'a> {
         going.attempt = Some(attempt);
         let ready = self.engines[worker].arrive(self.now);
         let life = self.engines[worker].life;
-        let event = Event::Ready { worker, life, request: index };
+        let event = Event::Ready {
+            worker,
+            life,
+            request: index,
+        };
         self.push(ready, event);
     }
 
@@ -238,7 +253,8 @@ impl<'a> World<'a> {
             let Some(attempt) = going.attempt.take_if(|attempt| attempt.worker == worker) else {
                 continue;
             };
-            self.router.failed(&attempt, &self.requests[index], self.now);
+            self.router
+                .failed(&attempt, &self.requests[index], self.now);
             going.tried.push(BackendId(worker as u32));
             if going.trip.ttft.is_none() && going.tried.len() < ATTEMPTS_MAX {
                 self.place(index);

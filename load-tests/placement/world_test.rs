@@ -22,7 +22,11 @@ fn arrivals(count: usize, ms_apart: u64) -> Arrivals {
 
 fn world<'a>(requests: &'a [Request], policy: Box<dyn Policy>, ms_apart: u64) -> World<'a> {
     let router = Router::new(WORKERS, policy, 1);
-    World::new(requests, &arrivals(requests.len(), ms_apart), (engines(), router))
+    World::new(
+        requests,
+        &arrivals(requests.len(), ms_apart),
+        (engines(), router),
+    )
 }
 
 fn requests(mix: Mix) -> Vec<Request> {
@@ -102,8 +106,7 @@ fn exact_knowledge_predicts_what_engines_have() {
 fn a_closed_loop_keeps_the_fleet_busy_to_the_last_request() {
     let requests = requests(Mix::OneSystem);
     let router = Router::new(WORKERS, policies::make("oracle").unwrap(), 1);
-    let (end, outcome) =
-        World::new(&requests, &Arrivals::Closed(24), (engines(), router)).run();
+    let (end, outcome) = World::new(&requests, &Arrivals::Closed(24), (engines(), router)).run();
     assert_eq!(outcome.served, 150);
     assert!(outcome.throughput > 0.8 * 150.0 / end.as_secs_f64());
 }

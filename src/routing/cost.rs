@@ -1,9 +1,9 @@
 //! What it costs to place a prompt at a backend, in seconds until its first token: the tokens that have to be computed
 //! before, at the speed that this backend has shown, and a little for what it decodes meanwhile.
 //!
-//! The speed is learned from pairs of tokens and times to first token, as the slope of a line through them: what is the
-//! same for each request (the network, tokenizing, the step that runs already) is the line's height, and cancels out
-//! between backends.
+//! The speed is learned from pairs of tokens and times to first token, as the slope of a line through the least time seen:
+//! what is the same for each request (the network, tokenizing) is the line's height, and cancels out between backends. A
+//! slope with a free height would be exact, and much too restless: who seems fast by chance gets all requests.
 
 use std::time::Duration;
 
@@ -15,6 +15,8 @@ const PAIRS_MIN: u32 = 8;
 const PRIOR_SECONDS_PER_TOKEN: f64 = 0.000_15;
 /// A slope outside of this comes from noise, or from tokens that were not known.
 const SECONDS_PER_TOKEN: (f64, f64) = (0.000_001, 0.01);
+/// The least time follows a shorter one at once, and longer ones by this part of an average's share.
+const LEAST_RISES: f64 = 1.0 / 16.0;
 /// What one running request adds: a step reads its keys and values, too. Small, as steps hide decodes behind prefills;
 /// enough to spread prompts of which nothing has to be computed.
 pub const SECONDS_PER_RUNNING: f64 = 0.000_5;
@@ -23,8 +25,8 @@ pub const SECONDS_PER_RUNNING: f64 = 0.000_5;
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Rates {
     pairs: u32,
+    least: f64,
     tokens: f64,
-    seconds: f64,
     tokens_squared: f64,
     product: f64,
 }
@@ -38,18 +40,18 @@ impl Rates {
         let (x, y) = (computed as f64, ttft.as_secs_f64());
         let follow = |average: &mut f64, sample: f64| *average += share * (sample - *average);
         follow(&mut self.tokens, x);
-        follow(&mut self.seconds, y);
         follow(&mut self.tokens_squared, x * x);
         follow(&mut self.product, x * y);
+        let risen = self.least + share * LEAST_RISES * (y - self.least);
+        self.least = if self.pairs == 1 { y } else { y.min(risen) };
     }
 
     /// The time of one prompt token.
     pub fn seconds_per_token(&self) -> f64 {
-        let spread = self.tokens_squared - self.tokens * self.tokens;
-        if self.pairs < PAIRS_MIN || spread < 1.0 {
+        if self.pairs < PAIRS_MIN || self.tokens_squared < 1.0 {
             return PRIOR_SECONDS_PER_TOKEN;
         }
-        let slope = (self.product - self.tokens * self.seconds) / spread;
+        let slope = (self.product - self.least * self.tokens) / self.tokens_squared;
         slope.clamp(SECONDS_PER_TOKEN.0, SECONDS_PER_TOKEN.1)
     }
 }
@@ -79,7 +81,7 @@ mod tests {
     fn the_slope_is_learned_whatever_is_the_same_for_all() {
         for overhead in [0.0, 40.0, 300.0] {
             let per_token = learned(0.3, overhead).seconds_per_token();
-            assert!((per_token - 0.000_3).abs() < 1e-6, "{per_token}");
+            assert!((per_token - 0.000_3).abs() < 0.000_03, "{per_token}");
         }
     }
 
@@ -93,7 +95,7 @@ mod tests {
                 Duration::from_secs_f64(0.04 + 0.000_6 * tokens as f64),
             );
         }
-        assert!((rates.seconds_per_token() - 0.000_6).abs() < 1e-5);
+        assert!((rates.seconds_per_token() - 0.000_6).abs() < 0.000_06);
     }
 
     #[test]
@@ -102,11 +104,11 @@ mod tests {
             Rates::default().seconds_per_token(),
             PRIOR_SECONDS_PER_TOKEN
         );
-        let mut falling = Rates::default();
+        let mut constant = Rates::default();
         for tokens in 0..100 {
-            falling.learn(tokens, Duration::from_millis(1000 - tokens));
+            constant.learn(tokens, Duration::from_millis(50));
         }
-        assert_eq!(falling.seconds_per_token(), SECONDS_PER_TOKEN.0);
+        assert_eq!(constant.seconds_per_token(), SECONDS_PER_TOKEN.0);
     }
 
     #[test]
@@ -114,7 +116,7 @@ mod tests {
         let rates = learned(0.2, 40.0);
         let cost = |queued, uncached, running| seconds(&rates, (queued, uncached), running);
         assert!((cost(1000, 500, 0) - cost(0, 1500, 0)).abs() < 1e-9);
-        assert!((cost(1000, 500, 0) - 0.3).abs() < 1e-3);
+        assert!((cost(1000, 500, 0) - 0.3).abs() < 0.03);
         assert!(cost(0, 0, 9) > cost(0, 0, 8));
         assert!(cost(0, 0, 9) < cost(0, 100, 8));
     }

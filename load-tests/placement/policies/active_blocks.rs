@@ -38,7 +38,9 @@ impl ActiveBlocks {
     /// Leading blocks of a prompt that running requests use.
     pub fn shared(&self, worker: usize, request: &Request) -> usize {
         let blocks = request.by_tokens.iter();
-        blocks.take_while(|own| self.0.contains_key(&(worker, **own))).count()
+        blocks
+            .take_while(|own| self.0.contains_key(&(worker, **own)))
+            .count()
     }
 
     /// Blocks in use if a request ran there, too.

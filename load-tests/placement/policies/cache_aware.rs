@@ -55,7 +55,10 @@ impl CacheAware {
         let Some(tree) = self.trees.get(&worker) else {
             return (0, 0);
         };
-        let matched = request.by_tokens.iter().take_while(|own| tree.contains(own));
+        let matched = request
+            .by_tokens
+            .iter()
+            .take_while(|own| tree.contains(own));
         (matched.count(), tree.len())
     }
 }
@@ -102,7 +105,10 @@ mod tests {
     #[test]
     fn balance_is_lost_by_both_thresholds_only() {
         let fleet = |most, fewest| [worker(0, most, 0, 0, 0), worker(1, fewest, 0, 0, 0)];
-        assert!(!is_imbalanced(&SGLANG, &fleet(32, 0)), "not more than 32 apart");
+        assert!(
+            !is_imbalanced(&SGLANG, &fleet(32, 0)),
+            "not more than 32 apart"
+        );
         assert!(is_imbalanced(&SGLANG, &fleet(33, 0)));
         assert!(!is_imbalanced(&SGLANG, &fleet(440, 400)), "1.1 times");
         assert!(is_imbalanced(&SGLANG, &fleet(441, 400)));

@@ -52,6 +52,10 @@ mod tests {
         // prefill 8, 5 and 2 blocks, decode 10, 5 and 9: costs of 18, 10 and 11 at weight 1
         let of = |prefill: u64, decode| cost(&worker(0, 1, 0, 0, prefill * 16), decode);
         assert_eq!([of(8, 10), of(5, 5), of(2, 9)], [18.0, 10.0, 11.0]);
-        assert_eq!(cost(&worker(0, 1, 160, 0, 32), 3), 15.0, "what waits counts");
+        assert_eq!(
+            cost(&worker(0, 1, 160, 0, 32), 3),
+            15.0,
+            "what waits counts"
+        );
     }
 }

@@ -1,12 +1,12 @@
 //! Policies of placement, one file each: the router's own, by its own code, and others, by their published formulas.
 
+mod active_blocks;
 mod cache_aware;
 mod composite;
 mod cost;
 mod dynamo;
-mod active_blocks;
-mod lmetric;
 mod llm_d;
+mod lmetric;
 mod oracle;
 
 use crate::engine::Engine;
@@ -74,7 +74,9 @@ impl Sight<'_> {
         });
         let workers = able.map(|(slot, backend)| {
             let load = self.live.load(Slot(slot));
-            let found = self.known.map(|known| reach(known, backend, &load, &WEIGHTS));
+            let found = self
+                .known
+                .map(|known| reach(known, backend, &load, &WEIGHTS));
             let tokens = self.request.prompt.len() as u64;
             let uncached = found.map_or(tokens, |found| found.uncached);
             Worker {
@@ -148,7 +150,9 @@ pub const ALL: [(&str, Make); 13] = [
     (OURS[0], || {
         composite::Ours::new(Mode::Exact, rules(Strategy::LeastConnections, true))
     }),
-    ("sglang", || cache_aware::CacheAware::new(cache_aware::SGLANG)),
+    ("sglang", || {
+        cache_aware::CacheAware::new(cache_aware::SGLANG)
+    }),
     ("smg", || cache_aware::CacheAware::new(cache_aware::SMG)),
     ("dynamo", || Box::new(dynamo::Dynamo::default())),
     ("llm-d", || Box::new(llm_d::LlmD)),
@@ -165,7 +169,13 @@ pub fn make(name: &str) -> Option<Box<dyn Policy>> {
 }
 
 #[cfg(test)]
-pub fn worker(slot: usize, in_flight: u32, queued_tokens: u64, cached: u64, uncached: u64) -> Worker {
+pub fn worker(
+    slot: usize,
+    in_flight: u32,
+    queued_tokens: u64,
+    cached: u64,
+    uncached: u64,
+) -> Worker {
     Worker {
         slot,
         load: Load {

@@ -66,7 +66,10 @@ impl Policy for Oracle {
     fn sent(&mut self, worker: usize, request: &Request) {
         self.active.enter(worker, request);
         let waiting = self.waiting.entry(worker).or_default();
-        waiting.entry(identity(request)).or_default().push(self.chosen);
+        waiting
+            .entry(identity(request))
+            .or_default()
+            .push(self.chosen);
         *self.queued.entry(worker).or_default() += self.chosen;
     }
 
