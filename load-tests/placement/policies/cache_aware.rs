@@ -43,7 +43,7 @@ pub struct CacheAware {
 
 impl CacheAware {
     /// With these settings.
-    pub fn new(thresholds: Thresholds) -> Box<dyn Policy> {
+    pub fn boxed(thresholds: Thresholds) -> Box<dyn Policy> {
         Box::new(CacheAware {
             thresholds,
             trees: BTreeMap::new(),

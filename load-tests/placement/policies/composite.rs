@@ -16,7 +16,7 @@ pub struct Ours {
 
 impl Ours {
     /// By these rules, with an index from this, or none.
-    pub fn new(mode: Mode, rules: ChoiceRules) -> Box<dyn Policy> {
+    pub fn boxed(mode: Mode, rules: ChoiceRules) -> Box<dyn Policy> {
         Box::new(Ours {
             mode,
             rules,

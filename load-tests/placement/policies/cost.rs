@@ -17,7 +17,7 @@ pub struct Cost {
 
 impl Cost {
     /// With an index from this.
-    pub fn new(mode: Mode) -> Box<dyn Policy> {
+    pub fn boxed(mode: Mode) -> Box<dyn Policy> {
         Box::new(Cost {
             mode,
             rates: BTreeMap::new(),

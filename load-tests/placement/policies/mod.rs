@@ -136,29 +136,29 @@ pub const OURS: [&str; 2] = ["exact", "approximate"];
 /// All of them, in the order of the tables.
 pub const ALL: [(&str, Make); 13] = [
     (BASE, || {
-        composite::Ours::new(Mode::Blind, rules(Strategy::RoundRobin, false))
+        composite::Ours::boxed(Mode::Blind, rules(Strategy::RoundRobin, false))
     }),
     ("power of two", || {
-        composite::Ours::new(Mode::Blind, rules(Strategy::PowerOfTwo, false))
+        composite::Ours::boxed(Mode::Blind, rules(Strategy::PowerOfTwo, false))
     }),
     ("prefix ring", || {
-        composite::Ours::new(Mode::Blind, rules(Strategy::LeastConnections, true))
+        composite::Ours::boxed(Mode::Blind, rules(Strategy::LeastConnections, true))
     }),
     (OURS[1], || {
-        composite::Ours::new(Mode::Approximate, rules(Strategy::LeastConnections, true))
+        composite::Ours::boxed(Mode::Approximate, rules(Strategy::LeastConnections, true))
     }),
     (OURS[0], || {
-        composite::Ours::new(Mode::Exact, rules(Strategy::LeastConnections, true))
+        composite::Ours::boxed(Mode::Exact, rules(Strategy::LeastConnections, true))
     }),
     ("sglang", || {
-        cache_aware::CacheAware::new(cache_aware::SGLANG)
+        cache_aware::CacheAware::boxed(cache_aware::SGLANG)
     }),
-    ("smg", || cache_aware::CacheAware::new(cache_aware::SMG)),
+    ("smg", || cache_aware::CacheAware::boxed(cache_aware::SMG)),
     ("dynamo", || Box::new(dynamo::Dynamo::default())),
     ("llm-d", || Box::new(llm_d::LlmD)),
     ("lmetric", || Box::new(lmetric::LMetric)),
-    ("cost, approx.", || cost::Cost::new(Mode::Approximate)),
-    ("cost, exact", || cost::Cost::new(Mode::Exact)),
+    ("cost, approx.", || cost::Cost::boxed(Mode::Approximate)),
+    ("cost, exact", || cost::Cost::boxed(Mode::Exact)),
     (ORACLE, || Box::new(oracle::Oracle::default())),
 ];
 
