@@ -1,19 +1,12 @@
 //! Numbers of one backend that change with every request.
 
 use crate::kv_share::LOAD_LAPSES;
+use routing::averages::{SUCCESS_ONE, TTFT_FRESH, averaged, faded};
 use routing::health::Probe;
 use routing::view::Load;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// A time to first token older than this says nothing about the backend of today.
-const TTFT_FRESH: Duration = Duration::from_secs(60);
-/// After this, what a backend has computed counts half.
-const WORK_HALF_LIFE: Duration = Duration::from_secs(30);
-/// Each sample moves the average by an eighth.
-const EWMA_SHIFT: u32 = 3;
-/// A success average of 1.
-const SUCCESS_ONE: u32 = 1 << 16;
 /// The longest that a backend is spared on its own word.
 pub const REST_MAX: Duration = Duration::from_secs(5);
 /// How long it is spared when it gives no `Retry-After`.
@@ -182,8 +175,7 @@ impl LiveNumbers {
         let sample = (ttft.as_micros() as u64).max(1);
         let old = self.load(at).ttft_us.unwrap_or(sample);
         // a lost update between two threads costs one sample of weight an eighth
-        let new = old - (old >> EWMA_SHIFT) + (sample >> EWMA_SHIFT);
-        self.ttft_us.store(new.max(1), Relaxed);
+        self.ttft_us.store(averaged(old, sample).max(1), Relaxed);
         self.ttft_at_ms.store(self.age_ms(at), Relaxed);
     }
 
@@ -221,8 +213,8 @@ impl LiveNumbers {
     fn average_success(&self, sample: u32) {
         // a lost update between two threads costs one sample of weight an eighth
         let old = self.success.load(Relaxed);
-        let new = old - (old >> EWMA_SHIFT) + (sample >> EWMA_SHIFT);
-        self.success.store(new, Relaxed);
+        let new = averaged(u64::from(old), u64::from(sample));
+        self.success.store(new as u32, Relaxed);
     }
 
     pub(super) fn queue_tokens(&self, tokens: u64) {
@@ -255,11 +247,9 @@ impl LiveNumbers {
         self.recent_work_at_ms.store(age, Relaxed);
     }
 
-    /// Work counts half after each [`WORK_HALF_LIFE`].
     fn recent_work_at(&self, age_ms: u64) -> u64 {
         let since = age_ms.saturating_sub(self.recent_work_at_ms.load(Relaxed));
-        let left = (-(since as f64) / WORK_HALF_LIFE.as_millis() as f64).exp2();
-        (self.recent_work.load(Relaxed) as f64 * left) as u64
+        faded(self.recent_work.load(Relaxed), Duration::from_millis(since))
     }
 
     /// Prompt tokens that were sent and have not led to a first byte.
@@ -271,6 +261,7 @@ impl LiveNumbers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use routing::averages::WORK_HALF_LIFE;
 
     #[test]
     fn the_average_follows_and_a_stale_one_counts_as_unsampled() {

@@ -6,11 +6,13 @@
 //! [`retry`] says when a second attempt is allowed, [`prefix_key`] says what a prefix is.
 
 pub mod access;
+pub mod averages;
 pub mod block;
 pub mod breaker;
 pub mod cache_key;
 pub mod cache_policy;
 pub mod choose;
+pub mod cost;
 pub mod disagg;
 pub mod eligible;
 pub mod event_stream;

@@ -7,15 +7,12 @@ use actors::backend::{Backend, Standing};
 use actors::index_shard::{DispatchEnded, Dispatched, Fate, HandedOver, IndexShard};
 use actors::placement::Placement;
 use actors::support::mailbox::Mailbox;
+use routing::averages;
 use routing::block::BlockHash;
 use routing::prefix_index::HolderId;
 use routing::score::{Basis, Reach};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// For how long a dispatch counts as held: twice the backend's time to first token, within these.
-const HOLD_MIN: Duration = Duration::from_secs(2);
-const HOLD_MAX: Duration = Duration::from_secs(30);
 
 /// A prompt that was sent to a backend: counts as held there, until it is told how it went.
 pub struct Dispatch {
@@ -38,7 +35,7 @@ impl Dispatch {
         let reach = reach?;
         let holder = reach.memory?.holder;
         let ttft = backend.load(tokio::time::Instant::now().into_std()).ttft_us;
-        let hold = Duration::from_micros(2 * ttft.unwrap_or(0)).clamp(HOLD_MIN, HOLD_MAX);
+        let hold = averages::hold(ttft.map(Duration::from_micros));
         let cuts = found.cuts_at(backend, reach).map(|cut| {
             // bounded by the requests in flight
             found.shard.do_send(Dispatched {
