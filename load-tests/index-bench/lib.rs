@@ -6,5 +6,6 @@ pub mod fleet;
 pub mod heap;
 pub mod ours;
 pub mod replay;
+pub mod scale;
 pub mod trace;
 pub mod under_fire;

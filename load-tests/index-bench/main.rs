@@ -1,11 +1,12 @@
 //! How fast the prefix index takes events in and answers lookups, and how much memory it takes; and
-//! what a lookup waits while an actor takes in a fleet's events (`--under-fire`).
+//! what a lookup waits while an actor takes in a fleet's events (`--under-fire`); what it all costs against
+//! how much the index holds (`--scale`).
 
 use clap::Parser;
 use index_bench::fleet::{Fleet, Op, Shape};
 use index_bench::ours::Ours;
 use index_bench::replay::replay;
-use index_bench::{heap, trace, under_fire};
+use index_bench::{heap, scale, trace, under_fire};
 use std::path::PathBuf;
 
 /// Measures the prefix index: block operations per second, lookup latency, memory
@@ -36,10 +37,20 @@ struct Args {
     /// Removals in the churn test, in millions
     #[arg(long, default_value_t = 5)]
     churn: u64,
+    /// Measures indexes of so many pairs of block and holder each, instead: JSON lines
+    #[arg(long, value_delimiter = ',', value_name = "PAIRS")]
+    scale: Vec<usize>,
+    /// Rounds of --scale
+    #[arg(long, default_value_t = 3)]
+    rounds: u32,
 }
 
 fn main() -> std::io::Result<()> {
     let args = Args::parse();
+    if !args.scale.is_empty() {
+        scale::run(&args.scale, args.rounds);
+        return Ok(());
+    }
     let requests = match &args.trace {
         Some(path) => trace::read(path)?,
         None => trace::synthetic(12_000),

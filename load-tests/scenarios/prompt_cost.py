@@ -11,7 +11,6 @@ off show what passing them on costs anyway.
 import argparse
 import http.client
 import json
-import os
 import random
 import socket
 import subprocess
@@ -23,13 +22,15 @@ import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from process_cpu import cpu_s
+
 MODEL = "model"
 BLOCK_SIZE = 16
 NEW_TOKENS = 200  # of a next turn
 SIZES = {1_000: 200, 8_000: 60, 100_000: 12}  # tokens of a prompt, and conversations measured
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAUSE_S_PER_TOKEN = 5e-6
 QUIET_S = 0.5
+QUIET_CPU_S = 0.005  # in that time: health probes and timers
 SMALL_REQUESTS = 300
 SMALL_PAUSE_S = 0.005
 LONG_PROMPTS = 60
@@ -94,22 +95,36 @@ def start_engine():
     return server
 
 
-class Router:
-    """The router in front of two such engines, with the index on or off."""
+def off(engines, tokenizer):
+    """Settings of the index: none."""
+    return {"enabled": False}
 
-    def __init__(self, binary, tokenizer, engines, folder):
+
+def by_text(engines, tokenizer):
+    """The index guesses from what was sent where, by the prompts' text."""
+    return {"enabled": True}
+
+
+def exact(engines, tokenizer):
+    """The index hears the engines, and prompts are tokenised."""
+    return {
+        "enabled": True,
+        "parity_check": False,
+        "tokenizers": {MODEL: str(tokenizer)},
+        "event_sources": [
+            {"backend_name": f"e{n}", "endpoint": f"http://127.0.0.1:{engine.server_port}/v1/kv_events"}
+            for n, engine in enumerate(engines)
+        ],
+    }
+
+
+class Router:
+    """The router in front of such engines, with these settings of the index."""
+
+    def __init__(self, binary, index, engines, folder):
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         urls = [f"http://127.0.0.1:{engine.server_port}" for engine in engines]
-        index = {"enabled": tokenizer is not None}
-        if tokenizer is not None:
-            index |= {
-                "parity_check": False,
-                "tokenizers": {MODEL: str(tokenizer)},
-                "event_sources": [
-                    {"backend_name": f"e{n}", "endpoint": f"{url}/v1/kv_events"} for n, url in enumerate(urls)
-                ],
-            }
         settings = {
             "server": {"host": "127.0.0.1", "port": self.port, "workers": 1},
             "logging": {"access": False},
@@ -120,9 +135,13 @@ class Router:
         path = Path(folder) / f"router-{self.port}.json"
         path.write_text(json.dumps(settings))
         self.process = subprocess.Popen([binary, "--config", path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self.wait_until(lambda: b'"ready":true' in self.get("/ready"))
-        if tokenizer is not None:
-            self.wait_until(lambda: self.get("/admin/kv-index").count(b'"mode":"exact"') == len(urls))
+        try:
+            self.wait_until(lambda: b'"ready":true' in self.get("/ready"))
+            if "event_sources" in index:
+                self.wait_until(lambda: self.get("/admin/kv-index").count(b'"mode":"exact"') == len(urls))
+        except BaseException:
+            self.stop()
+            raise
 
     def get(self, path):
         try:
@@ -143,19 +162,15 @@ class Router:
             answer.read()
             return answer.headers.get("x-tidegate-overlap")
 
-    def cpu_s(self):
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
-
     def settled_cpu_s(self):
         """CPU so far, once nothing is encoded any more."""
-        before, since = self.cpu_s(), time.monotonic()
+        before, since = cpu_s(self.process.pid), time.monotonic()
         while time.monotonic() - since < QUIET_S:
             time.sleep(0.02)
-            now = self.cpu_s()
-            if now > before:
+            now = cpu_s(self.process.pid)
+            if now - before > QUIET_CPU_S:
                 before, since = now, time.monotonic()
-        return self.cpu_s()
+        return cpu_s(self.process.pid)
 
     def stop(self):
         self.process.terminate()
@@ -226,24 +241,24 @@ def main():
     parser.add_argument("--bin", default="target/release", help="where the router's binary is")
     parser.add_argument("--tokenizer", required=True, type=Path, help="directory of a tokenizer.json with its template")
     arguments = parser.parse_args()
+    tokenizer = arguments.tokenizer.resolve()
     engines = [start_engine(), start_engine()]
     print("| prompt tokens | index | first turn: CPU ms | wall ms | next turn: CPU ms | wall ms |")
     print("|---|---|---|---|---|---|")
     try:
         with tempfile.TemporaryDirectory() as folder:
             for tokens, count in SIZES.items():
-                for tokenizer in (None, arguments.tokenizer.resolve()):
-                    router = Router(f"{arguments.bin}/tidegate", tokenizer, engines, folder)
+                for name, index in (("off", off), ("on", exact)):
+                    router = Router(f"{arguments.bin}/tidegate", index(engines, tokenizer), engines, folder)
                     try:
                         first, later = conversations(tokens, count)
                         pause_s = tokens * PAUSE_S_PER_TOKEN
                         rows = [measure(router, first, pause_s), measure(router, later, pause_s)]
                     finally:
                         router.stop()
-                    name = "on" if tokenizer else "off"
                     figures = " | ".join(f"{cpu:.2f} | {wall:.2f}" for cpu, wall in rows)
                     print(f"| {tokens:,} | {name} | {figures} |", flush=True)
-            router = Router(f"{arguments.bin}/tidegate", arguments.tokenizer.resolve(), engines, folder)
+            router = Router(f"{arguments.bin}/tidegate", exact(engines, tokenizer), engines, folder)
             try:
                 beside_long_prompts(router)
             finally:

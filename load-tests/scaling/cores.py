@@ -1,0 +1,69 @@
+"""CPU of a request and requests a second, with one worker pinned to one core and with two workers on both.
+
+With one worker, engines and clients have the other core; with two, all share both, so that requests a second say less than
+CPU of a request, which is what is judged: work that two threads do in each other's way would show there.
+
+Beyond two cores nothing is measured here. That a request costs there what it costs on two is argued from what requests
+share, by reading the code:
+
+* The directory of backends is an `ArcSwap` (support/published.rs): readers take no lock, and it is written only when a
+  backend's state changes. Rings are part of what it points to.
+* Numbers of a backend (backend/live.rs) are atomics: a few additions a request on one cache line of that backend. With few
+  backends and many cores that line moves between cores; some 50 to 100 ns each time, and it bounds nothing below millions a second.
+* Each worker has its own `Router`, connections and retry budget: nothing of these is shared.
+* Counters and histograms of /metrics are atomics, one set for all workers: as above, but the same lines for all requests.
+* The ring of the last decisions (telemetry/recent.rs) is one mutex for all, held while one entry is put in and one leaves.
+* The index is asked by a message to its shard, one thread: no lock, and a bound of its own (`load-tests/budgets.md`).
+* Tokenizing takes place on threads of its own, which share a mutex around their inbox and one around the kept pieces.
+* With quotas, permits and buckets are behind mutexes (quotas/permits.rs, rates.rs); the lock of the permits is held longer when many wait.
+* With the response cache, flights meet in 16 shards, a mutex each.
+
+Not known: where the mutex of decisions and the counters' cache lines begin to be felt (to be expected at hundreds of
+thousands of requests a second, as each takes well below a microsecond), what several sockets with memory of their own add,
+and how evenly the system spreads connections over many workers.
+"""
+
+import os
+from contextlib import ExitStack
+
+from ground import Ground, Loop, pinned, say
+from lines import Curve, Line, points_of
+
+BACKENDS = 4
+REASON = "workers share atomics and short locks only"
+
+
+def measure(ground: Ground) -> Curve:
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        note = "One core: nothing to compare."
+        return Curve("cores", "Workers", "workers, a core each", (), [note])
+    cpu, rate = [], []
+    for turn in range(ground.effort.rounds):
+        cpu.append({})
+        rate.append({})
+        for workers in (1, 2):
+            loop = serve(ground, workers, cores)
+            cpu[-1][workers], rate[-1][workers] = loop.us_per_request, loop.answers_per_s
+            say(
+                f"cores, round {turn + 1}: {workers} workers: {loop.us_per_request:.1f} us of CPU a request, "
+                f"{loop.answers_per_s:.0f} requests/s"
+            )
+    lines = (
+        Line("CPU of a request", "us", points_of(cpu), 1.0, REASON, is_ratio=True),
+        Line("throughput", "requests/s", points_of(rate), None, "clients and engines share the cores"),
+    )
+    return Curve("cores", "Workers", "workers, a core each", lines)
+
+
+def serve(ground: Ground, workers: int, cores: list[int]) -> Loop:
+    """A closed loop; engines and clients are on the cores that are left, if any is."""
+    others = set(cores[workers:]) or set(cores)
+    with ExitStack() as stack:
+        stack.enter_context(pinned(others))
+        urls = stack.enter_context(ground.engines(BACKENDS))
+        with pinned(set(cores[:workers])):
+            router = stack.enter_context(ground.router(urls, {"server": {"workers": workers}}))
+        idle = ground.idle_cpu_share(router)
+        ground.closed_loop(router, ground.effort.warm_s)
+        return ground.closed_loop(router, ground.effort.seconds, idle)
