@@ -3,19 +3,21 @@
 With the prefix ring (the default), and with the index on besides, which then goes by the prompts' text.
 """
 
+import neighbours  # noqa: F401  before what it makes importable
+from fleet import FleetError
 from ground import Ground, say, value
 from lines import Curve, Line, points_of
 
 SIZES = (4, 16, 64, 256, 512)
 SIZES_QUICK = (4, 64)
 INDEX = {"ring": {}, "ring and index": {"kv_cache_index": {"enabled": True}}}
+FOUND = 'tidegate_kv_lookups_total{result="found"}'  # the index answered, whatever it said
 REASON = "a choice loads one snapshot and looks at all backends with a few instructions each; the ring is a binary search"
 
 
 def measure(ground: Ground) -> Curve:
     sizes = ground.effort.pick(SIZES, SIZES_QUICK)
     rounds: dict[str, list[dict[float, float]]] = {name: [] for name in INDEX}
-    notes = []
     with ground.engines(max(sizes)) as urls:
         for turn in range(ground.effort.rounds):
             for name, settings in INDEX.items():
@@ -25,7 +27,9 @@ def measure(ground: Ground) -> Curve:
                         idle = ground.idle_cpu_share(router)
                         ground.closed_loop(router, ground.effort.warm_s)  # opens the connections
                         loop = ground.closed_loop(router, ground.effort.seconds, idle)
-                        looked_up = value(router.metrics(), "tidegate_kv_lookups_total")
+                        looked_up = value(router.metrics(), FOUND)
+                    if settings and looked_up == 0:
+                        raise FleetError("the index is on, and no request was looked up")
                     found[size] = loop.us_per_request
                     say(
                         f"backends, round {turn + 1}, {name}: {size}: {loop.us_per_request:.1f} us of CPU a request, "
@@ -33,4 +37,4 @@ def measure(ground: Ground) -> Curve:
                     )
                 rounds[name].append(found)
     lines = [Line(name, "us of CPU per request", points_of(rounds[name]), 0.0, REASON) for name in INDEX]
-    return Curve("backends", "Backends", "backends", tuple(lines), notes)
+    return Curve("backends", "Backends", "backends", tuple(lines))

@@ -3,6 +3,7 @@
 import json
 import subprocess
 
+import neighbours  # noqa: F401  before what it makes importable
 from fleet import FleetError
 from ground import Ground, say
 from lines import Curve, Line, Point

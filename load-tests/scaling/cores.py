@@ -1,7 +1,9 @@
 """CPU of a request and requests a second, with one worker pinned to one core and with two workers on both.
 
-With one worker, engines and clients have the other core; with two, all share both, so that requests a second say less than
-CPU of a request, which is what is judged: work that two threads do in each other's way would show there.
+With one worker, engines and clients have the other cores; with two, on a machine that has no more than two, all share both, so
+that requests a second say less than CPU of a request, which is what is judged: work that two threads do in each other's way
+would show there. What sharing cores with the load costs shows there too: one worker that shares both cores with
+the load, as the two do, tells it apart.
 
 Beyond two cores nothing is measured here. That a request costs there what it costs on two is argued from what requests
 share, by reading the code:
@@ -38,31 +40,37 @@ def measure(ground: Ground) -> Curve:
     if len(cores) < 2:
         note = "One core: nothing to compare."
         return Curve("cores", "Workers", "workers, a core each", (), [note])
-    cpu, rate = [], []
+    cpu, rate, shared = [], [], []
     for turn in range(ground.effort.rounds):
-        cpu.append({})
-        rate.append({})
-        for workers in (1, 2):
-            loop = serve(ground, workers, cores)
-            cpu[-1][workers], rate[-1][workers] = loop.us_per_request, loop.answers_per_s
+        loops = {
+            "1 worker on a core": serve(ground, 1, set(cores[:1])),
+            "2 workers on two": serve(ground, 2, set(cores)),
+            "1 worker on two": serve(ground, 1, set(cores)),
+        }
+        alone, two, beside = loops.values()
+        cpu.append({1: alone.us_per_request, 2: two.us_per_request})
+        shared.append({1: beside.us_per_request, 2: two.us_per_request})
+        rate.append({1: alone.answers_per_s, 2: two.answers_per_s})
+        for name, loop in loops.items():
             say(
-                f"cores, round {turn + 1}: {workers} workers: {loop.us_per_request:.1f} us of CPU a request, "
+                f"cores, round {turn + 1}: {name}: {loop.us_per_request:.1f} us of CPU a request, "
                 f"{loop.answers_per_s:.0f} requests/s"
             )
     lines = (
-        Line("CPU of a request", "us", points_of(cpu), 1.0, REASON, is_ratio=True),
+        Line("CPU of a request, 1 worker on its own core", "us", points_of(cpu), 1.0, REASON, is_ratio=True),
+        Line("CPU of a request, 1 worker on both cores", "us", points_of(shared), 1.0, REASON, is_ratio=True),
         Line("throughput", "requests/s", points_of(rate), None, "clients and engines share the cores"),
     )
-    return Curve("cores", "Workers", "workers, a core each", lines)
+    return Curve("cores", "Workers", "workers", lines)
 
 
-def serve(ground: Ground, workers: int, cores: list[int]) -> Loop:
-    """A closed loop; engines and clients are on the cores that are left, if any is."""
-    others = set(cores[workers:]) or set(cores)
+def serve(ground: Ground, workers: int, cores: set[int]) -> Loop:
+    """A closed loop with the router on these cores; engines and clients are on those that are left, if any is."""
+    others = os.sched_getaffinity(0) - cores or cores
     with ExitStack() as stack:
         stack.enter_context(pinned(others))
         urls = stack.enter_context(ground.engines(BACKENDS))
-        with pinned(set(cores[:workers])):
+        with pinned(cores):
             router = stack.enter_context(ground.router(urls, {"server": {"workers": workers}}))
         idle = ground.idle_cpu_share(router)
         ground.closed_loop(router, ground.effort.warm_s)

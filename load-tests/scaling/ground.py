@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Iterator
 
-import neighbours  # noqa: F401
+import neighbours  # noqa: F401  before what it makes importable
 from fleet import PORTS, FleetError, Launcher, all_heard, fetch, free_ports
 from process_cpu import cpu_s
 
@@ -204,5 +204,5 @@ def say(text: str) -> None:
 
 def value(metrics: str, name: str) -> float:
     """Of a metric, the sum over its series."""
-    lines = [line for line in metrics.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+    lines = [line for line in metrics.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]  # or it has its labels
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)

@@ -3,6 +3,7 @@
 The engines, the prompts and the way of measuring are those of scenarios/prompt_cost.py: first turns, one after the other.
 """
 
+import neighbours  # noqa: F401  before what it makes importable
 import prompt_cost
 from ground import Ground, say
 from lines import Curve, Line, points_of
