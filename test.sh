@@ -165,6 +165,9 @@ step "Placement, in small"
 step "Soak test, in small"
 TIDEGATE_SOAK_BIN="${CARGO_TARGET_DIR:-target}/debug" .venv/bin/python -m pytest -p no:cacheprovider load-tests/soak
 
+step "Fits and drawings of the scaling curves"
+.venv/bin/python -m pytest -p no:cacheprovider load-tests/scaling
+
 step "Instructions of hot paths"
 .venv/bin/python -m pytest -p no:cacheprovider load-tests/hot-paths
 cargo build --release --locked -p hot-paths

@@ -1,9 +1,9 @@
 //! What a lookup and a change of the index cost against how much is in it (`--scale`): one JSON line for each size and
 //! round, for `load-tests/scaling`.
 //!
-//! Chains are of 128 blocks. Half of the holders have the same chains, the other half each its own. What is looked up and
-//! changed is drawn from all over the index, so that a large one answers from memory and not from the processor's caches
-//! (cold), and besides a few chains are, again and again (warm): what these cost is what the structure itself costs.
+//! Chains are of 128 blocks. Half of the holders have the same chains, the other half each its own. Two kinds of times: of
+//! chains from anywhere in the index, which its memory has to be reached for, and of a few chains again and again, which the
+//! processor's caches hold at every size: what these cost is what the structure itself costs.
 
 use crate::fleet::realm;
 use crate::ours::Ours;
@@ -21,11 +21,13 @@ const GROUP_PAIRS: usize = HOLDERS as usize * CHAIN;
 /// Blocks of one change, the last of their chain.
 const CHANGED: usize = 64;
 /// Different chains that are looked up or changed in a round, at most.
-const SAMPLES_MAX: usize = 2_000;
-/// Chains of the warm ones: few enough for the caches, and as many as the smallest index has.
-const WARM: usize = 8;
-/// Lookups of a round, and changes: small indexes go through their chains several times.
-const TURNS: usize = 2_000;
+const SAMPLES_MAX: usize = 10_000;
+/// The few: they fit into the caches, and the smallest index has as many.
+const FEW: usize = 8;
+/// Lookups of a round, so that one interruption is not all that is measured: samples are gone through again.
+const LOOKUPS_MIN: usize = 50_000;
+/// The same of changes.
+const CHANGES_MIN: usize = 5_000;
 
 /// Measures all sizes, given in pairs of block and holder.
 pub fn run(sizes: &[usize], rounds: u32) {
@@ -120,31 +122,32 @@ impl Grown {
             .map(|at| hashed(shared(&(self.groups + at))))
             .collect();
         let changes: Vec<Change> = sample.iter().map(|of| change(*of)).collect();
-        let warm = ..WARM.min(sample.len());
-        let found = (self.look(&found), self.look(&found[warm]));
-        let absent = (self.look(&absent), self.look(&absent[warm]));
+        let few = ..FEW.min(sample.len());
+        let found = (self.look(&found), self.look(&found[few]));
+        let absent = (self.look(&absent), self.look(&absent[few]));
         for (times, holders) in [(&found, ALIKE as usize), (&absent, 0)] {
             assert_eq!((times.0.1, times.1.1), (holders, holders));
         }
-        let cold_change_ns = self.change(&changes);
-        let warm_change_ns = self.change(&changes[warm]);
+        let anywhere_change_ns = self.change(&changes);
+        let few_change_ns = self.change(&changes[few]);
         serde_json::json!({
             "pairs": self.ours.index.entries(),
             "blocks": self.ours.index.blocks(),
             "bytes": self.ours.index.bytes(),
             "round": round,
-            "cold_found_ns": found.0.0,
-            "warm_found_ns": found.1.0,
-            "cold_absent_ns": absent.0.0,
-            "warm_absent_ns": absent.1.0,
-            "cold_change_ns": cold_change_ns,
-            "warm_change_ns": warm_change_ns,
+            "anywhere_found_ns": found.0.0,
+            "few_found_ns": found.1.0,
+            "anywhere_absent_ns": absent.0.0,
+            "few_absent_ns": absent.1.0,
+            "anywhere_change_ns": anywhere_change_ns,
+            "few_change_ns": few_change_ns,
         })
     }
 
     /// The mean time of a lookup, and the runs that each found.
     fn look(&self, chains: &[Vec<BlockHash>]) -> (f64, usize) {
-        let turns = chains.iter().cycle().take(TURNS.max(chains.len()));
+        let times = LOOKUPS_MIN.div_ceil(chains.len());
+        let turns = chains.iter().cycle().take(times * chains.len());
         let (mut count, mut runs) = (0, 0);
         let start = Instant::now();
         for chain in turns {
@@ -158,7 +161,7 @@ impl Grown {
     /// The mean time in which the last blocks of a chain are removed, and stored again when those of all others are
     /// removed, too.
     fn change(&mut self, changes: &[Change]) -> f64 {
-        let times = TURNS.div_ceil(changes.len());
+        let times = CHANGES_MIN.div_ceil(changes.len());
         let before = self.ours.index.entries();
         let start = Instant::now();
         for _ in 0..times {

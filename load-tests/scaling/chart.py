@@ -3,17 +3,19 @@
 import math
 from dataclasses import dataclass
 from html import escape
+from itertools import cycle
 from typing import Sequence
 
 from lines import Curve, Line
 from table import figure, number
 
 COLUMNS = 2
-PANEL_WIDTH, PANEL_HEIGHT = 560, 330
+PANEL_WIDTH = 560
 LEFT, RIGHT, TOP = 70, 20, 56
 PLOT_HEIGHT = 180
 TITLE_ROOM = 30
-COLOURS = ("#0969da", "#cf222e", "#1a7f37", "#8250df")
+LEGEND_TOP, LEGEND_ROW = 38, 15
+COLOURS = ("#0969da", "#54aeff", "#cf222e", "#ff8182", "#1a7f37", "#6fdd8b")
 DECADE_ROOM = 0.08  # of a plot, so that no point lies on its frame
 
 
@@ -51,7 +53,8 @@ def axis(values: Sequence[float], start: float, end: float, decades_min: float) 
 
 def draw(curves: Sequence[Curve], title: str) -> str:
     rows = math.ceil(len(curves) / COLUMNS)
-    width, height = PANEL_WIDTH * min(COLUMNS, max(len(curves), 1)), TITLE_ROOM + PANEL_HEIGHT * rows
+    panel_height = TOP + PLOT_HEIGHT + LEGEND_TOP + LEGEND_ROW * max([len(curve.lines) for curve in curves], default=0) + 10
+    width, height = PANEL_WIDTH * min(COLUMNS, max(len(curves), 1)), TITLE_ROOM + panel_height * rows
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
         ' font-family="sans-serif" font-size="11">',
@@ -59,7 +62,7 @@ def draw(curves: Sequence[Curve], title: str) -> str:
         f'<text x="{LEFT}" y="22" font-size="15">{escape(title)}</text>',
     ]
     for at, curve in enumerate(curves):
-        x, y = at % COLUMNS * PANEL_WIDTH, TITLE_ROOM + at // COLUMNS * PANEL_HEIGHT
+        x, y = at % COLUMNS * PANEL_WIDTH, TITLE_ROOM + at // COLUMNS * panel_height
         parts += [f'<g transform="translate({x},{y})">', *panel(curve), "</g>"]
     return "\n".join([*parts, "</svg>\n"])
 
@@ -76,10 +79,10 @@ def panel(curve: Curve) -> list[str]:
         f'<rect x="{LEFT}" y="{TOP}" width="{PANEL_WIDTH - LEFT - RIGHT}" height="{PLOT_HEIGHT}" fill="none" stroke="#d0d7de"/>',
         *grid(x, y),
     ]
-    for at, (line, colour) in enumerate(zip(curve.lines, COLOURS)):
+    for at, (line, colour) in enumerate(zip(curve.lines, cycle(COLOURS))):
         parts += line_parts(line, colour, x, y)
         label = f"{line.name}, {line.unit}: {verdict(line)}"
-        parts.append(f'<text x="{LEFT}" y="{TOP + PLOT_HEIGHT + 38 + at * 15}" fill="{colour}">{escape(label)}</text>')
+        parts.append(f'<text x="{LEFT}" y="{TOP + PLOT_HEIGHT + LEGEND_TOP + at * LEGEND_ROW}" fill="{colour}">{escape(label)}</text>')
     return parts
 
 
@@ -127,5 +130,5 @@ def line_parts(line: Line, colour: str, x: Axis, y: Axis) -> list[str]:
 
 def verdict(line: Line) -> str:
     if line.limit is None:
-        return "not judged"
+        return f"{figure(line)} (not judged)" if line.is_ratio else "not judged"
     return f"{figure(line)} (expected {line.expected:g}, limit {line.limit:g})" + (" EXCEEDED" if line.verdict == "EXCEEDED" else "")

@@ -134,10 +134,10 @@ class Ground:
         time.sleep(self.effort.seconds)  # the time that is measured
         return (router.cpu_s() - cpu) / (time.monotonic() - clock)
 
-    def closed_loop(self, router: Router, seconds: float, idle_share: float = 0.0) -> Loop:
+    def closed_loop(self, router: Router, seconds: float, idle_share: float = 0.0, clients: int = CLIENTS) -> Loop:
         """Small JSON requests, all different, each client one after the other."""
         requests = int(REQUESTS_PER_S_MAX * seconds)
-        return self.load(router, ["--concurrency", str(CLIENTS), "--requests", str(requests)], seconds, idle_share)
+        return self.load(router, ["--concurrency", str(clients), "--requests", str(requests)], seconds, idle_share)
 
     def open_loop(self, router: Router, rate: float, seconds: float) -> Loop:
         """So many a second, at random times."""

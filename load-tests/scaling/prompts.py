@@ -9,12 +9,14 @@ from ground import Ground, say
 from lines import Curve, Line, points_of
 from neighbours import TOKENIZER
 
-# Words of a prompt, and prompts that are measured.
+# Tokens of a prompt, and prompts that are measured.
 SIZES = {100: 400, 1_000: 150, 10_000: 30, 100_000: 6}
 SIZES_QUICK = {100: 50, 1_000: 20}
 INDEX = {"index off": prompt_cost.off, "index by text": prompt_cost.by_text, "index with tokenizer": prompt_cost.exact}
 REASON = "every byte and token is looked at a bounded number of times"
 WARM_REQUESTS = 20
+# Of these texts in the vocabulary of the simulated engine.
+TOKENS_PER_WORD = 1.42
 
 
 def measure(ground: Ground) -> Curve:
@@ -46,7 +48,7 @@ def costs(router: prompt_cost.Router, sizes: dict[int, int]) -> dict[float, floa
         router.post(body)
     found = {}
     for tokens, count in sizes.items():
-        first, _ = prompt_cost.conversations(tokens, count)
+        first, _ = prompt_cost.conversations(round(tokens / TOKENS_PER_WORD), count)
         cpu_ms, _ = prompt_cost.measure(router, first, tokens * prompt_cost.PAUSE_S_PER_TOKEN)
         found[tokens] = cpu_ms * 1000
     return found

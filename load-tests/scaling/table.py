@@ -20,8 +20,9 @@ def cell(point: Point) -> str:
 
 
 def figure(line: Line) -> str:
-    kind = "ratio" if line.is_ratio else "slope"
-    return f"{kind} {line.figure:+.3f}" if line.figure is not None else f"no {kind}"
+    if line.is_ratio:
+        return f"ratio {line.figure:.3f}" if line.figure is not None else "no ratio"
+    return f"slope {line.figure:+.3f}" if line.figure is not None else "no slope"
 
 
 def markdown(curve: Curve) -> str:
