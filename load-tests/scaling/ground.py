@@ -19,7 +19,7 @@ MODEL = "m"
 CLIENTS = 32
 # More than a router on a small machine answers, so that the time ends a closed loop. All are made beforehand.
 REQUESTS_PER_S_MAX = 20_000
-USER_WORDS = 60  # some 350 bytes: a few blocks, so that the index has something to look up
+USER_WORDS = 200  # some 1.2 kB, the shortest 0.6 kB: the index cuts text into blocks of 512 bytes
 LOADGEN_GRACE_S = 30
 SETTLED_WITHIN_S = 60
 SETTLED_LOOK_S = 0.1

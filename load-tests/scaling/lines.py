@@ -84,6 +84,15 @@ def ratio(points: Sequence[Point]) -> float | None:
     return points[-1].median / points[0].median
 
 
+def straight(points: Sequence[Point]) -> tuple[float, float]:
+    """A cost at size 0, and what each unit of size adds: the least-squares line through the medians as they are. Where the
+    first is large, a cost that does grow with the size is not yet seen in log-log."""
+    mean_x = sum(p.size for p in points) / len(points)
+    mean_y = sum(p.median for p in points) / len(points)
+    each = sum((p.size - mean_x) * (p.median - mean_y) for p in points) / sum((p.size - mean_x) ** 2 for p in points)
+    return mean_y - each * mean_x, each
+
+
 def points_of(rounds: Sequence[dict[float, float]]) -> tuple[Point, ...]:
     """Values by size, one dictionary for each round, as points."""
     sizes = sorted({size for one in rounds for size in one})

@@ -42,6 +42,12 @@ def test_what_is_within_the_noise_or_has_no_logarithm_is_not_fitted():
     assert lines.slope([*odd, Point(5, (1.0,))]) is None
 
 
+def test_a_straight_line_tells_what_each_unit_adds_to_a_large_constant():
+    grows = [Point(size, (30.0 + 0.05 * size,)) for size in (4, 16, 64, 256, 512)]
+    assert lines.straight(grows) == pytest.approx((30.0, 0.05))
+    assert lines.slope(grows) < 0.15
+
+
 def test_a_line_may_rise_by_the_tolerance_and_no_more():
     assert line(0.14).verdict == "ok"
     assert line(0.16).verdict == "EXCEEDED"

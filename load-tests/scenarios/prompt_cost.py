@@ -22,6 +22,7 @@ import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from fleet import stop
 from process_cpu import cpu_s
 
 MODEL = "model"
@@ -173,8 +174,7 @@ class Router:
         return cpu_s(self.process.pid)
 
     def stop(self):
-        self.process.terminate()
-        self.process.wait(DEADLINE_S)
+        stop(self.process)
 
 
 def text(chance, tokens):
