@@ -58,8 +58,8 @@ def measure(ground: Ground) -> Curve:
                 f"{loop.answers_per_s:.0f} requests/s"
             )
     lines = (
-        Line("CPU of a request, 1 worker on its own core", "us", points_of(cpu), 1.0, REASON, is_ratio=True),
-        Line("the same, 1 worker on both cores", "us", points_of(shared), None, "without what sharing cores adds", is_ratio=True),
+        Line("a request, 1 worker on its own core", "us of CPU", points_of(cpu), 1.0, REASON, is_ratio=True),
+        Line("a request, 1 worker on both cores", "us of CPU", points_of(shared), None, "without what sharing cores adds", is_ratio=True),
         Line("throughput", "requests/s", points_of(rate), None, "clients and engines share the cores"),
     )
     return Curve("cores", "Workers", "workers", lines)
