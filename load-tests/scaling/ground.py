@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -167,6 +168,13 @@ class Ground:
             p50_ms=said["end_to_end"]["p50_ms"],
             router_cpu_s=cpu - idle_share * clock,
         )
+
+
+def raise_descriptor_limit() -> None:
+    """Hundreds of engines, with connections to each, are more than the usual 1,024 descriptors. Programs that are started
+    inherit the limit."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def free_range(count: int) -> int:

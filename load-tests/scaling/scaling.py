@@ -33,7 +33,7 @@ import prompts
 import publisher
 import table
 from fleet import FleetError
-from ground import FULL, QUICK, Ground, say
+from ground import FULL, QUICK, Ground, raise_descriptor_limit, say
 
 CURVES = {
     "backends": backends.measure,
@@ -62,6 +62,7 @@ def main() -> int:
     # Endings by signal run the same clean-up as others.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
+    raise_descriptor_limit()
     measured = []
     try:
         with tempfile.TemporaryDirectory() as work:
