@@ -1,6 +1,7 @@
 """CPU of a request against the tokens of its prompt: index off, on by text, and on with the model's tokenizer.
 
-At 100 tokens a prompt is shorter than a block of text (512 bytes): by text, it is not looked up. The engines, the prompts and the way of measuring are those of scenarios/prompt_cost.py: first turns, one after the other.
+At 100 tokens a prompt is shorter than a block of text (512 bytes): by text, it is not looked up. The engines, the prompts
+and the way of measuring are those of scenarios/prompt_cost.py: first turns, one after the other.
 """
 
 import neighbours  # noqa: F401  before what it makes importable
