@@ -10,8 +10,8 @@ share, by reading the code:
 
 * The directory of backends is an `ArcSwap` (support/published.rs): readers take no lock, and it is written only when a
   backend's state changes. Rings are part of what it points to.
-* Numbers of a backend (backend/live.rs) are atomics: a few additions a request on one cache line of that backend. With few
-  backends and many cores that line moves between cores; some 50 to 100 ns each time, and it bounds nothing below millions a second.
+* Numbers of a backend (backend/live.rs) are atomics: a few additions a request. With few backends and many cores their cache
+  lines move between cores at every request.
 * Each worker has its own `Router`, connections and retry budget: nothing of these is shared.
 * Counters and histograms of /metrics are atomics, one set for all workers: as above, but the same lines for all requests.
 * The ring of the last decisions (telemetry/recent.rs) is one mutex for all, held while one entry is put in and one leaves.
@@ -20,8 +20,7 @@ share, by reading the code:
 * With quotas, permits and buckets are behind mutexes (quotas/permits.rs, rates.rs); the lock of the permits is held longer when many wait.
 * With the response cache, flights meet in 16 shards, a mutex each.
 
-Not known: where the mutex of decisions and the counters' cache lines begin to be felt (to be expected at hundreds of
-thousands of requests a second, as each takes well below a microsecond), what several sockets with memory of their own add,
+Not known: where the mutex of decisions and the counters' cache lines begin to be felt, what several sockets with memory of their own add,
 and how evenly the system spreads connections over many workers.
 """
 

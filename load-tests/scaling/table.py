@@ -1,7 +1,5 @@
 """What was measured, as Markdown and as JSON. Pure."""
 
-from typing import Sequence
-
 from lines import Curve, Line, Point
 
 
