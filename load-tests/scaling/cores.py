@@ -11,7 +11,7 @@ share, by reading the code:
 * The directory of backends is an `ArcSwap` (support/published.rs): readers take no lock, and it is written only when a
   backend's state changes. Rings are part of what it points to.
 * Numbers of a backend (backend/live.rs) are atomics: a few additions a request. With few backends and many cores their cache
-  lines move between cores at every request.
+  lines move between cores at every request; and a choice reads those of all backends of the model, written by other cores or not.
 * Each worker has its own `Router`, connections and retry budget: nothing of these is shared.
 * Counters and histograms of /metrics are atomics, one set for all workers: as above, but the same lines for all requests.
 * The ring of the last decisions (telemetry/recent.rs) is one mutex for all, held while one entry is put in and one leaves.
