@@ -135,6 +135,11 @@ impl Router {
         let ttft = now - attempt.sent;
         attempt.begun = true;
         self.numbers[attempt.worker].first_byte(attempt.queued(), ttft, now);
+        // where nothing is announced, it is believed from here on
+        if self.mode == Mode::Approximate && attempt.reach.is_some_and(|found| found.of_blocks > 0)
+        {
+            self.beliefs.ended(attempt.worker, request, (true, now));
+        }
         self.policy
             .first_token(attempt.worker, request, (attempt.ahead, ttft));
     }
@@ -162,7 +167,8 @@ impl Router {
     }
 
     fn end(&mut self, attempt: &Attempt, request: &Request, how: (bool, Duration)) {
-        if attempt.reach.is_some_and(|found| found.of_blocks > 0) {
+        let is_told = self.mode == Mode::Approximate && attempt.begun;
+        if attempt.reach.is_some_and(|found| found.of_blocks > 0) && !is_told {
             self.beliefs.ended(attempt.worker, request, how);
         }
         self.policy.ended(attempt.worker, request, attempt.begun);

@@ -22,6 +22,9 @@ pub fn averaged(old: u64, sample: u64) -> u64 {
 
 /// What is left of work after a while: half after each [`WORK_HALF_LIFE`].
 pub fn faded(work: u64, since: Duration) -> u64 {
+    if work == 0 {
+        return 0; // asked of every backend for every request
+    }
     let halves = since.as_millis() as f64 / WORK_HALF_LIFE.as_millis() as f64;
     (work as f64 * (-halves).exp2()) as u64
 }

@@ -114,11 +114,15 @@ pub fn choose(
         let reason = Reason::KvIndex { blocks };
         return Ok(Plan { slot, reason });
     }
-    if let Some(key) = ask.prefix.filter(|_| rules.prefix_routing)
-        && let Some((slot, spilled)) = on_ring(view, pool, &candidates, (key, ask.known), rules)
-    {
-        let reason = Reason::Prefix { spilled };
-        return Ok(Plan { slot, reason });
+    if let Some(key) = ask.prefix.filter(|_| rules.prefix_routing) {
+        let placed = match ask.known {
+            Some(known) => by_work(view, pool, &candidates, (key, known), rules),
+            None => on_ring(view, pool, &candidates, key, rules),
+        };
+        if let Some((slot, spilled)) = placed {
+            let reason = Reason::Prefix { spilled };
+            return Ok(Plan { slot, reason });
+        }
     }
     if let (Strategy::ConsistentHash, Some(key)) = (rules.strategy, ask.session) {
         let mut members = pool.ring.walk(key.0).map(|i| pool.members[i]);
@@ -251,7 +255,7 @@ pub fn weigh(
     for of in &mut terms {
         let weight = view.backend(of.candidate.slot).weight;
         let saved = idlest.saturating_sub(of.reach.uncached);
-        let prompt = (of.reach.tokens, saved);
+        let prompt = (of.reach.tokens, saved, of.reach.overlap.speculative);
         of.overloaded = fair.is_exceeded_by(&of.candidate.load, weight, prompt);
     }
     terms
@@ -290,30 +294,62 @@ fn by_overlap(
     best.map(|best| (best.candidate.slot, best.reach.overlap.blocks))
 }
 
-/// The first candidate clockwise from the key that has not more than its share: of requests in
-/// flight, and, where the size of prompts is known, of recent work.
+/// Candidates clockwise from the key.
+fn clockwise<'a>(
+    pool: &'a Pool,
+    candidates: &'a [Candidate],
+    key: PrefixKey,
+) -> impl Iterator<Item = &'a Candidate> {
+    let slots = pool.ring.walk(key.0).map(|index| pool.members[index]);
+    slots.filter_map(|slot| candidates.iter().find(|candidate| candidate.slot == slot))
+}
+
+/// Where a prompt of which nobody holds enough would be computed first: the candidate with the fewest tokens to
+/// compute until then, its own included; of equals the one with the fewest requests, and of these the first clockwise
+/// from the key, so that several gateways agree about an idle fleet.
+fn by_work(
+    view: &ClusterView,
+    pool: &Pool,
+    candidates: &[Candidate],
+    (key, known): (PrefixKey, &Known),
+    rules: &ChoiceRules,
+) -> Option<(Slot, bool)> {
+    let cost = |candidate: &Candidate| {
+        let backend = view.backend(candidate.slot);
+        let reach = reach(known, backend, &candidate.load, &rules.weights);
+        let weight = f64::from(backend.weight);
+        let tokens = candidate.load.queued_tokens.saturating_add(reach.uncached);
+        let per_weight = (tokens as f64, f64::from(candidate.load.in_flight));
+        (per_weight.0 / weight, per_weight.1 / weight)
+    };
+    let mut best: Option<((f64, f64), Slot)> = None;
+    let mut home = None;
+    for candidate in clockwise(pool, candidates, key) {
+        home.get_or_insert(candidate.slot);
+        let cost = cost(candidate);
+        if best.is_none_or(|(least, _)| cost < least) {
+            best = Some((cost, candidate.slot));
+        }
+    }
+    best.map(|(_, slot)| (slot, home != Some(slot)))
+}
+
+/// The first candidate clockwise from the key that has not more than its share of requests in flight.
 fn on_ring(
     view: &ClusterView,
     pool: &Pool,
     candidates: &[Candidate],
-    (key, known): (PrefixKey, Option<&Known>),
+    key: PrefixKey,
     rules: &ChoiceRules,
 ) -> Option<(Slot, bool)> {
     let weight = |slot: Slot| view.backend(slot).weight;
     let total: u64 = candidates.iter().map(|c| u64::from(c.load.in_flight)).sum();
     let total_weight = candidates.iter().map(|c| u64::from(weight(c.slot))).sum();
-    let fair = Fair::of(view, candidates);
     let mut spilled = false;
-    for index in pool.ring.walk(key.0) {
-        let slot = pool.members[index];
-        let Some(candidate) = candidates.iter().find(|c| c.slot == slot) else {
-            continue;
-        };
+    for candidate in clockwise(pool, candidates, key) {
+        let slot = candidate.slot;
         let bound = load_bound(total, weight(slot), total_weight, rules.load_factor_epsilon);
-        let worked = known.is_some_and(|known| {
-            fair.has_worked_enough(&candidate.load, weight(slot), (known.tokens(), 0))
-        });
-        if u64::from(candidate.load.in_flight) < bound && !worked {
+        if u64::from(candidate.load.in_flight) < bound {
             return Some((slot, spilled));
         }
         spilled = true;

@@ -58,10 +58,14 @@ impl Dispatch {
         })
     }
 
-    /// The first byte came: the backend has computed the prompt.
+    /// The first byte came: the backend has computed the prompt. What no event will tell is believed from now on, not
+    /// from the end of an answer that may take longer than what was sent counts.
     pub fn served(&mut self) {
         self.served = true;
         self.standing.count_served();
+        let by_text = self.cuts.extract_if(.., |sent| sent.basis == Basis::Text);
+        let (shard, holder) = (&self.shard, self.holder);
+        by_text.for_each(|sent| end(shard, holder, sent, Fate::Believed));
     }
 }
 
@@ -100,17 +104,22 @@ impl Stored {
 
 impl Drop for Dispatch {
     fn drop(&mut self) {
+        let fate = match self.served {
+            false => Fate::Withdrawn,
+            true => Fate::Served,
+        };
         for sent in self.cuts.drain(..) {
-            let fate = match (self.served, sent.basis) {
-                (false, _) => Fate::Withdrawn,
-                (true, Basis::Tokens) => Fate::Served,
-                (true, Basis::Text) => Fate::Believed,
-            };
-            self.shard.do_send(DispatchEnded {
-                holder: self.holder,
-                chain: sent.chain,
-                fate,
-            });
+            end(&self.shard, self.holder, sent, fate);
         }
     }
+}
+
+/// Bounded by the requests in flight.
+fn end(shard: &Addr<IndexShard>, holder: HolderId, sent: Sent, fate: Fate) {
+    let chain = sent.chain;
+    shard.do_send(DispatchEnded {
+        holder,
+        chain,
+        fate,
+    });
 }

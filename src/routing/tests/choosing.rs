@@ -578,7 +578,7 @@ fn a_prompt_goes_where_most_of_it_is_held() {
 }
 
 #[test]
-fn below_the_threshold_the_ring_decides_however_storage_is_weighted() {
+fn below_the_threshold_work_decides_however_storage_is_weighted() {
     let view = cluster(&["a", "b"]);
     let mut chooser = Chooser::new(Selection::RoundRobin, true);
     let prefix = Some(PrefixKey(1));
@@ -613,7 +613,13 @@ fn a_long_queue_outweighs_a_full_overlap_for_that_backend_only() {
     let mut chooser = Chooser::new(Selection::RoundRobin, false);
     let mut loads = Loads::default();
     loads.loads.insert(0, queued(1, 1_000));
-    assert_eq!(chooser.name(&view, &loads, &ask), "hot", "within the slack");
+    assert_eq!(
+        chooser.name(&view, &loads, &ask),
+        "hot",
+        "its overlap saves more than its queue takes"
+    );
+    loads.loads.insert(0, queued(1, 1_700));
+    assert_ne!(chooser.name(&view, &loads, &ask), "hot", "less");
     loads.loads.insert(0, queued(3, 50_000));
     assert_eq!(
         chooser.name(&view, &loads, &ask),
@@ -622,6 +628,48 @@ fn a_long_queue_outweighs_a_full_overlap_for_that_backend_only() {
     );
     loads.loads.insert(1, queued(3, 50_000));
     assert_eq!(chooser.name(&view, &loads, &ask), "cold");
+}
+
+#[test]
+fn a_prompt_that_nobody_holds_goes_where_it_is_computed_first() {
+    let view = cluster(&["a", "b", "c"]);
+    let nowhere = held(100, &[]);
+    let ask = |key| Ask {
+        known: Some(&nowhere),
+        prefix: Some(PrefixKey(key)),
+        ..ANY
+    };
+    let mut loads = Loads::default();
+    let mut chooser = Chooser::new(Selection::RoundRobin, true);
+    for (slot, load) in [queued(1, 900), queued(9, 300), queued(2, 300)]
+        .into_iter()
+        .enumerate()
+    {
+        loads.loads.insert(slot, load);
+    }
+    for key in 0..20 {
+        let key = u64::MAX / 20 * key;
+        assert_eq!(
+            chooser.name(&view, &loads, &ask(key)),
+            "c",
+            "fewest tokens, then requests"
+        );
+        // an idle fleet is left to the ring: another gateway, with other chances, agrees
+        let idle = Loads::default();
+        let plan = chooser.ask(&view, &idle, &ask(key)).unwrap();
+        assert_eq!(plan.reason, Reason::Prefix { spilled: false });
+        let mut other = Chooser::new(Selection::RoundRobin, true);
+        assert_eq!(other.ask(&view, &idle, &ask(key)).unwrap().slot, plan.slot);
+    }
+    // the little that somebody holds counts for what it saves, and no more
+    let little = held(100, &[(1, 20)]);
+    let known = Ask {
+        known: Some(&little),
+        ..ask(1)
+    };
+    assert_eq!(chooser.name(&view, &loads, &known), "b");
+    loads.loads.insert(1, queued(1, 300 + 20 * 16 + 1));
+    assert_eq!(chooser.name(&view, &loads, &known), "c");
 }
 
 #[test]
@@ -637,22 +685,6 @@ fn a_popular_beginning_spreads_once_its_holder_has_more_than_twice_the_mean() {
     let busy = |n| Loads::in_flight(&[n, 1, 1, 1]);
     assert_eq!(chooser.name(&view, &busy(5), &ask), "holder");
     assert_ne!(chooser.name(&view, &busy(8), &ask), "holder");
-    // and on the ring, who has worked most is passed over while others have less to do
-    let nowhere = held(100, &[]);
-    let ask = Ask {
-        known: Some(&nowhere),
-        ..ask
-    };
-    let home = chooser.name(&view, &Loads::in_flight(&[1, 1, 1, 1]), &ask);
-    let slot = view.backends.iter().position(|b| *b.name == *home).unwrap();
-    let mut loads = Loads::in_flight(&[1, 1, 1, 1]);
-    let worked = Load {
-        in_flight: 2,
-        recent_work: 500_000,
-        ..Load::default()
-    };
-    loads.loads.insert(slot, worked);
-    assert_ne!(chooser.name(&view, &loads, &ask), home);
 }
 
 #[test]

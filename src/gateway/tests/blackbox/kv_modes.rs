@@ -1,9 +1,9 @@
 //! What is believed of engines that announce nothing, or whose announcements are wrong: guesses by
 //! text, demotion, ranks. Engines here follow scripts, so that they can be wrong on purpose.
 
+use crate::reload::held;
 use crate::support::client::Answer;
-
-use crate::support::{Client, DEADLINE, Gateway, Request, Upstream, Wire, ms, wait_until};
+use crate::support::{Client, DEADLINE, Gateway, Request, Signal, Upstream, Wire, ms, wait_until};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -65,6 +65,28 @@ pub fn conversations_stay_where_they_were_though_the_engines_announce_nothing() 
             assert_eq!(answer.header("x-tidegate-route"), Some("kv_index"));
         }
     }
+}
+
+#[test]
+fn a_prompt_is_believed_to_be_cached_from_its_first_token_on_however_long_its_answer_takes() {
+    let go = Signal::new();
+    let [a, b] = [held(go.clone()), held(go.clone())];
+    let gateway = Gateway::start(&[("a", &a), ("b", &b)], GUESSING);
+    let body = conversation("anna", 3).replacen('{', r#"{"stream":true,"#, 1);
+    let mut client = Client::connect(&gateway);
+    client.start_chat(body.clone());
+    let mut answer = client.head();
+    assert!(client.read_until(&mut answer, "first"));
+    let home = answer.backend().to_owned();
+    wait_until("more than that it was just sent is known", DEADLINE, || {
+        let told = Client::connect(&gateway).post("/admin/explain", "", body.clone());
+        let told = told.json();
+        let mut candidates = told["candidates"].as_array().unwrap().iter();
+        let overlap = &candidates.find(|c| c["backend"] == *home).unwrap()["overlap"];
+        overlap["by"] == "text" && overlap["just_sent"] == false && overlap["blocks"] != 0
+    });
+    go.raise();
+    assert!(client.read_until(&mut answer, "[DONE]"));
 }
 
 #[test]
