@@ -165,8 +165,9 @@ step "Placement, in small"
 step "Soak test, in small"
 TIDEGATE_SOAK_BIN="${CARGO_TARGET_DIR:-target}/debug" .venv/bin/python -m pytest -p no:cacheprovider load-tests/soak
 
-step "Fits and drawings of the scaling curves"
+step "Fits and drawings of the scaling curves, and the table of routers"
 .venv/bin/python -m pytest -p no:cacheprovider load-tests/scaling
+.venv/bin/python -m pytest -p no:cacheprovider load-tests/peers
 
 step "Instructions of hot paths"
 .venv/bin/python -m pytest -p no:cacheprovider load-tests/hot-paths
