@@ -3,7 +3,7 @@
 
     python3 load-tests/peers/peers.py [--environments DIR] [--write README.md]
 
-Routers that are not installed are left out, and said so. DIR holds Python environments by the names `sglang`, `vllm` and
+Routers that are not installed, or that want more of an engine than these say, are left out, and said so. DIR holds Python environments by the names `sglang`, `vllm` and
 `smg`, made by `python3 -m venv DIR/vllm && DIR/vllm/bin/pip install vllm-router` and so on (`sglang-router`, `smg`). nginx is
 Debian's nginx-light. Client, router and engines share the machine: only ratios within one run mean anything. --write puts the
 table between the marks in a Markdown file, with the date and the machine.
@@ -116,7 +116,8 @@ class Bench:
     def __init__(self, programs: Path, place: Place, secs: float):
         self.programs, self.place, self.secs = programs, place, secs
 
-    def measure(self, router: Router, row: Row) -> None:
+    def measure(self, router: Router, row: Row) -> bool:
+        """Whether it answered, and was measured."""
         command = router.command(self.place)
         log = self.place.work / f"{router.name.replace(':', '-')}.log"
         quiet = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
@@ -125,7 +126,8 @@ class Bench:
         try:
             if not wait_until_it_answers(process, self.place.port):
                 tail = log.read_bytes()[-600:].decode(errors="replace")
-                raise SystemExit(f"{router.title} does not answer. Its last lines:\n{tail}")
+                print(f"{router.title} does not answer, left out. Its last lines:\n{tail}", file=sys.stderr)
+                return False
             row.rss_idle_mib.append(rss_mib(process.pid))
             for shape, (words, connections) in SHAPES.items():
                 before = cpu_s(process.pid)
@@ -135,6 +137,7 @@ class Bench:
                 row.cpu_us.setdefault(shape, []).append(used / driven["answered"] * 1e6)
             row.paced_us.append(self.paced())
             row.rss_after_mib.append(rss_mib(process.pid))
+            return True
         finally:
             stop(process)
 
@@ -255,8 +258,11 @@ def run(args: argparse.Namespace, work: Path) -> dict[Router, Row]:
         direct = Bench(programs, Place(ENGINE_PORT, [], programs, None, work), args.secs)
         for number in range(1, args.rounds + 1):
             rows[DIRECT].paced_us.append(direct.paced())
-            for router in chosen:
-                Bench(programs, place, args.secs).measure(router, rows[router])
+            for router in list(chosen):
+                if not Bench(programs, place, args.secs).measure(router, rows[router]):
+                    chosen.remove(router)
+                    rows.pop(router)
+                    continue
                 rates = ", ".join(f"{shape} {row[-1]:,.0f}/s" for shape, row in rows[router].rates.items())
                 print(f"round {number} of {args.rounds}: {router.title}: {rates}", file=sys.stderr)
     finally:

@@ -55,7 +55,7 @@ def nginx(place: Place, _: str) -> list[str]:
 
 def tidegate(place: Place, mode: str) -> list[str]:
     index = {"ring": "", "index": "kv_cache_index: { enabled: true }\n"}[mode]
-    engines = "".join(f"  - {{ name: e{n}, url: '{url}' }}\n" for n, url in enumerate(place.urls))
+    engines = "".join(f"  - {{ name: e{n}, url: '{url}', models: [m] }}\n" for n, url in enumerate(place.urls))
     path = place.work / f"tidegate-{mode}.yaml"
     path.write_text(f"server: {{ host: 127.0.0.1, port: {place.port} }}\nbackends:\n{engines}{index}")
     return [str(place.programs / "tidegate"), "--config", str(path)]
