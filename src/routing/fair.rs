@@ -112,9 +112,9 @@ mod tests {
     #[test]
     fn work_counts_only_where_requests_wait_and_beyond_what_the_overlap_saves() {
         let fair = fair(3.0, 100_000.0);
-        let busy = load(4, 127_000);
+        let busy = load(4, 117_000);
         assert!(fair.is_exceeded_by(&busy, 1, (1000, 0, false)));
-        assert!(!fair.is_exceeded_by(&load(3, 127_000), 1, (1000, 0, false)));
+        assert!(!fair.is_exceeded_by(&load(3, 117_000), 1, (1000, 0, false)));
         assert!(
             !fair.is_exceeded_by(&busy, 1, (1000, 20_000, false)),
             "it saves more"
