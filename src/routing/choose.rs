@@ -322,16 +322,25 @@ fn by_work(
         let per_weight = (tokens as f64, f64::from(candidate.load.in_flight));
         (per_weight.0 / weight, per_weight.1 / weight)
     };
-    let mut best: Option<((f64, f64), Slot)> = None;
-    let mut home = None;
-    for candidate in clockwise(pool, candidates, key) {
-        home.get_or_insert(candidate.slot);
+    let mut least = (f64::INFINITY, f64::INFINITY);
+    let mut equals: Vec<Slot> = Vec::new();
+    for candidate in candidates {
         let cost = cost(candidate);
-        if best.is_none_or(|(least, _)| cost < least) {
-            best = Some((cost, candidate.slot));
+        if cost < least {
+            least = cost;
+            equals.clear();
+        }
+        if cost == least {
+            equals.push(candidate.slot);
         }
     }
-    best.map(|(_, slot)| (slot, home != Some(slot)))
+    let home = clockwise(pool, candidates, key).next()?.slot;
+    let mut around = pool.ring.walk(key.0).map(|index| pool.members[index]);
+    let slot = match equals[..] {
+        [only] => only,
+        _ => around.find(|slot| equals.contains(slot))?,
+    };
+    Some((slot, slot != home))
 }
 
 /// The first candidate clockwise from the key that has not more than its share of requests in flight.
