@@ -165,10 +165,6 @@ def median(values: list[float]) -> float:
     return statistics.median(values)
 
 
-def spread(values: list[float], digits: str) -> str:
-    return f"{median(values):{digits}}"
-
-
 def table(rows: dict[Router, Row], rounds: int, secs: float) -> str:
     lines = [
         f"Measured on {date.today()} on {machine()}: medians of {rounds} rounds of {secs:g} s; requests per second, and in brackets the router's CPU per "

@@ -8,6 +8,7 @@ mod mixes;
 mod numbers;
 mod outcome;
 mod policies;
+mod rates;
 mod request;
 mod router;
 mod scenario;

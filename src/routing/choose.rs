@@ -334,10 +334,11 @@ fn by_work(
             equals.push(candidate.slot);
         }
     }
-    let home = clockwise(pool, candidates, key).next()?.slot;
-    let mut around = pool.ring.walk(key.0).map(|index| pool.members[index]);
+    let mut around = clockwise(pool, candidates, key).map(|candidate| candidate.slot);
+    let home = around.next()?;
     let slot = match equals[..] {
         [only] => only,
+        _ if equals.contains(&home) => home,
         _ => around.find(|slot| equals.contains(slot))?,
     };
     Some((slot, slot != home))

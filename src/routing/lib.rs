@@ -12,7 +12,6 @@ pub mod breaker;
 pub mod cache_key;
 pub mod cache_policy;
 pub mod choose;
-pub mod cost;
 pub mod disagg;
 pub mod eligible;
 pub mod event_stream;

@@ -1,8 +1,8 @@
-//! `routing::cost`: the fewest seconds until the first token, at the speed that each worker has shown.
+//! The fewest seconds until the first token, at the speed that each worker has shown.
 
 use super::{Policy, Sight, lowest};
+use crate::rates::{Rates, seconds};
 use crate::request::Request;
-use routing::cost::{Rates, seconds};
 use routing::ids::Slot;
 use routing::knowledge::Mode;
 use routing::strategy::Chance;
