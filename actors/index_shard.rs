@@ -147,6 +147,16 @@ pub struct DispatchEnded {
     pub fate: Fate,
 }
 
+/// A prompt was believed to find something at a holder that announces nothing, and the engine said what it found.
+#[derive(Debug, Clone, Copy, Message)]
+#[rtype(result = "()")]
+pub struct Checked {
+    /// Where.
+    pub holder: HolderId,
+    /// Whether that was about as much.
+    pub found: bool,
+}
+
 /// What the shard holds and has seen, for metrics.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ShardGauges {
@@ -505,6 +515,15 @@ impl Handler<DispatchEnded> for IndexShard {
                 self.index.served(ended.holder, &ended.chain, now);
             }
         }
+    }
+}
+
+impl Handler<Checked> for IndexShard {
+    type Result = ();
+
+    fn handle(&mut self, checked: Checked, _: &mut Self::Context) {
+        let now = self.seconds();
+        self.index.checked(checked.holder, checked.found, now);
     }
 }
 

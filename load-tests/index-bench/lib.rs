@@ -9,3 +9,4 @@ pub mod replay;
 pub mod scale;
 pub mod trace;
 pub mod under_fire;
+pub mod waits;

@@ -102,6 +102,13 @@ impl Beliefs {
         }
     }
 
+    /// What was believed of a worker was checked: whether about as much was found there.
+    pub fn checked(&mut self, worker: usize, (found, now): (bool, Duration)) {
+        if self.mode == Mode::Approximate {
+            self.index.checked(holder(worker), found, seconds(now));
+        }
+    }
+
     /// An engine announced this; only heard where events are read.
     pub fn heard(&mut self, worker: usize, event: &CacheEvent, now: Duration) {
         if self.mode != Mode::Exact {

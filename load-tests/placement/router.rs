@@ -9,7 +9,7 @@ use crate::request::{MODEL, Request};
 use engine_sim::CacheEvent;
 use routing::health::HealthState;
 use routing::ids::BackendId;
-use routing::knowledge::Mode;
+use routing::knowledge::{Mode, is_found};
 use routing::score::{Reach, Weights, reach};
 use routing::strategy::Chance;
 use routing::view::{BackendView, ClusterView, HandOffGroup, Live, Memory, Passage, Role};
@@ -153,7 +153,12 @@ impl Router {
             let computed = prompt - cached + request.answer.len() as u64;
             numbers.add_work(computed as i64 - found.uncached as i64, now);
             if found.of_blocks > 0 && !found.overlap.speculative {
-                numbers.judge(found.tokens - found.uncached, cached, prompt);
+                let predicted = found.tokens - found.uncached;
+                numbers.judge(predicted, cached, prompt);
+                if predicted > 0 {
+                    let was_found = is_found(predicted, cached);
+                    self.beliefs.checked(attempt.worker, (was_found, now));
+                }
             }
         }
         self.end(attempt, request, (true, now));

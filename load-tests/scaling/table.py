@@ -33,8 +33,8 @@ def markdown(curve: Curve) -> str:
         rows.append(f"| {size:,.0f} | {' | '.join(cell(point) if point else '' for point in found)} |")
     rows += ["", "| line | measured | expected | limit | verdict | why |", "|---|--:|--:|--:|---|---|"]
     for line in curve.lines:
-        expected = "" if line.expected is None else f"{line.expected:g}"
-        limit = "" if line.limit is None else f"{line.limit:g}"
+        expected = "" if line.expected is None else f"{line.expected:.3g}"
+        limit = "" if line.limit is None else f"{line.limit:.3g}"
         measured = "" if line.expected is None and line.is_ratio is False else figure(line)
         rows.append(f"| {line.name} | {measured} | {expected} | {limit} | {line.verdict} | {line.reason} |")
     return "\n".join([*rows, "", *(f"* {note}" for note in curve.notes), ""])

@@ -153,6 +153,12 @@ pub fn error_permille(predicted: u64, actual: u64, prompt: u64) -> u64 {
     (predicted.abs_diff(actual).saturating_mul(1000) / prompt.max(1)).min(1000)
 }
 
+/// Whether a prompt found about what was predicted: at least three quarters of it. Less says that the engine has thrown out
+/// what it was believed to hold.
+pub fn is_found(predicted: u64, actual: u64) -> bool {
+    actual.saturating_mul(4) >= predicted.saturating_mul(3)
+}
+
 /// Whether so many predictions with so much error in all are wrong too often; none while there
 /// are too few of them to say.
 pub fn is_wrong(samples: u32, error_permille_sum: u64) -> Option<bool> {

@@ -4,7 +4,8 @@
 use super::Found;
 use actix::Addr;
 use actors::backend::{Backend, Standing};
-use actors::index_shard::{DispatchEnded, Dispatched, Fate, HandedOver, IndexShard};
+use actors::index_shard::{Checked, DispatchEnded, Dispatched, Fate, HandedOver, IndexShard};
+use actors::kv_index::KvIndexHandle;
 use actors::placement::Placement;
 use actors::support::mailbox::Mailbox;
 use routing::averages;
@@ -66,6 +67,16 @@ impl Dispatch {
         let by_text = self.cuts.extract_if(.., |sent| sent.basis == Basis::Text);
         let (shard, holder) = (&self.shard, self.holder);
         by_text.for_each(|sent| end(shard, holder, sent, Fate::Believed));
+    }
+}
+
+/// Tells the index whether a prompt found about what it was believed to find at a backend that announces nothing.
+pub fn checked(index: &KvIndexHandle, reach: &Reach, found: bool) {
+    let shard = index.shard.load();
+    if let (Some(shard), Some(memory)) = (&*shard, reach.memory) {
+        let holder = memory.holder;
+        // one for each answer
+        shard.do_send(Checked { holder, found });
     }
 }
 

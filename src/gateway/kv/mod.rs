@@ -10,6 +10,6 @@ pub mod share;
 mod tokens;
 pub mod wiring;
 
-pub use dispatch::{Dispatch, Stored};
+pub use dispatch::{Dispatch, Stored, checked};
 pub use lookup::Found;
 pub use remote_tokens::TokenCache;

@@ -1,8 +1,9 @@
 //! What was predicted of a prompt's cached tokens, against what the engine then says.
 
-use super::handles::Handles;
+use crate::gateway::Worker;
+use crate::kv;
 use actors::backend::Backend;
-use routing::knowledge::{Mode, error_permille};
+use routing::knowledge::{Mode, error_permille, is_found};
 use routing::score::{Basis, Reach};
 use std::sync::Arc;
 use wire::openai::Usage;
@@ -29,14 +30,16 @@ impl Prediction {
 
     /// Compares it with what the engine says it had cached. An engine that does not say is counted
     /// apart, never as 0.
-    pub fn check(&self, usage: &Usage, handles: &Handles) {
+    pub fn check(&self, usage: &Usage, worker: &Worker) {
         self.correct_work(usage);
         if self.reach.of_blocks == 0 {
             return; // nothing was known of this prompt here
         }
         let predicted = self.tokens(usage);
         let actual = usage.cached_tokens();
-        handles.prediction(&self.backend.spec.name, predicted, actual);
+        worker
+            .handles
+            .prediction(&self.backend.spec.name, predicted, actual);
         let Some(actual) = actual else { return };
         // what was sent a moment ago is a hope: it may not have been computed yet
         let by_mode = match self.mode {
@@ -47,6 +50,11 @@ impl Prediction {
         if by_mode && !self.reach.overlap.speculative {
             let error = error_permille(predicted, actual, usage.prompt_tokens);
             self.backend.spec.kv.standing.record(self.mode, error);
+            if let (Mode::Approximate, Some(index)) = (self.mode, &worker.gateway.kv)
+                && predicted > 0
+            {
+                kv::checked(index, &self.reach, is_found(predicted, actual));
+            }
         }
     }
 

@@ -346,7 +346,7 @@ impl Drop for Report {
                 .completion
                 .increment(usage.completion_tokens.unwrap_or(0));
             if let Some(prediction) = &self.prediction {
-                prediction.check(usage, handles);
+                prediction.check(usage, &self.worker);
             }
             tokens.cached.increment(usage.cached_tokens().unwrap_or(0));
         }

@@ -167,6 +167,33 @@ impl Ledger {
         }
     }
 
+    /// A holder's records of a chain, as far as it has them.
+    pub(super) fn records(&self, holder: HolderId, chain: &[BlockHash]) -> Vec<Place> {
+        let Some(holder) = self.holders.find(holder) else {
+            return Vec::new();
+        };
+        let (mut block, mut guess) = (None, None);
+        let records = chain.iter().map_while(|own| {
+            block = self.blocks.find(block, *own);
+            let record = self.held(holder, block?, guess)?;
+            guess = Some(record + 1);
+            Some(record)
+        });
+        records.collect()
+    }
+
+    /// A holder is no longer believed to have the block of a record, if that is still its own.
+    pub(super) fn take_assumed(&mut self, holder: HolderNumber, record: Place) {
+        let Some(holding) = self.holdings.get(record) else {
+            return;
+        };
+        let tiers = holding.tiers();
+        if holding.holder() == holder && tiers.without(Tier::Assumed) != tiers {
+            self.set_tiers(record, tiers.without(Tier::Assumed));
+            self.drop_if_void(record);
+        }
+    }
+
     /// A request has used a chain at a holder, or did not: notes the time, and ends the speculation
     /// on each block of which `is_over` says so. It is asked for every block, held or not.
     pub(super) fn used(

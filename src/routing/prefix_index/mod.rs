@@ -13,6 +13,7 @@
 mod blocks;
 mod carry;
 mod changes;
+mod guesses;
 mod holder_sets;
 mod holders;
 mod holding;
@@ -28,6 +29,7 @@ mod turns;
 
 use crate::block::{BlockHash, next};
 pub use carry::Carried;
+use guesses::Guesses;
 use holders::HolderNumber;
 use ledger::{Ledger, RECORDS_MAX};
 pub use overlap::Run;
@@ -65,6 +67,7 @@ pub struct PrefixIndex {
     limits: Limits,
     ledger: Ledger,
     speculations: Speculations,
+    guesses: Guesses,
     evicted: Evicted,
 }
 
@@ -88,6 +91,7 @@ impl PrefixIndex {
             },
             ledger: Ledger::default(),
             speculations: Speculations::default(),
+            guesses: Guesses::default(),
             evicted: Evicted::default(),
         }
     }
@@ -238,6 +242,7 @@ impl PrefixIndex {
         if let Some(number) = self.ledger.holders.find(holder) {
             self.ledger.forget_assumed(number);
         }
+        self.guesses.forget(holder);
     }
 
     /// A namespace has what an engine calls so: the engine announced an offload.
@@ -300,6 +305,25 @@ impl PrefixIndex {
         let chain = hoped(chain);
         if self.reserve(chain.len(), now) {
             self.put_stored(holder, (&chain, 0), Tier::Assumed, now);
+            let records = self.ledger.records(holder, &chain);
+            self.guesses.used(holder, &records, now);
+            self.give_up_excess(holder, now);
+        }
+    }
+
+    /// A prompt was believed to find something at a holder that announces nothing, and the engine said what it found: `found`
+    /// when that was about as much. Where too often it was not, less is believed from now on.
+    pub fn checked(&mut self, holder: HolderId, found: bool, now: Seconds) {
+        self.guesses.checked(holder, found);
+        self.give_up_excess(holder, now);
+    }
+
+    fn give_up_excess(&mut self, holder: HolderId, now: Seconds) {
+        let Some(number) = self.ledger.holders.find(holder) else {
+            return;
+        };
+        while let Some(record) = self.guesses.excess(holder, (now, self.limits.ttl)) {
+            self.ledger.take_assumed(number, record);
         }
     }
 

@@ -48,10 +48,13 @@ pub(super) fn find(ledger: &Ledger, chain: &[BlockHash]) -> Vec<Run> {
 /// How many blocks of a chain stand behind `place`, with the same holders. The end of the stretch
 /// is looked at first; where that is another prompt's, the fork is searched by halves.
 fn continued(blocks: &Blocks, place: Place, chain: &[BlockHash]) -> usize {
-    let stretch = blocks.continued(place, chain.len());
     let behind = &blocks.as_slice()[place as usize + 1..];
+    // looked at before it is known whether the stretch goes so far: memory is waited for once then, not twice
+    let last = chain.last().zip(behind.get(chain.len().wrapping_sub(1)));
+    let is_whole = last.is_some_and(|(own, block)| block.own == *own);
+    let stretch = blocks.continued(place, chain.len());
     let is_chains = |at: usize| behind[at].own == chain[at];
-    if stretch == 0 || is_chains(stretch - 1) {
+    if stretch == chain.len() && is_whole || stretch == 0 || is_chains(stretch - 1) {
         return stretch;
     }
     let (mut alike, mut other) = (0, stretch - 1);

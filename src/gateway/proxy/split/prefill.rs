@@ -93,7 +93,7 @@ pub async fn run(leg: PrefillLeg) -> Result<Computed, Setback> {
     attempt.end(Outcome::Success);
     histogram!(names::SPLIT_LEG, "leg" => "prefill").record(took.as_secs_f64());
     if let (Some(prediction), Some(usage)) = (&prediction, &computed.1) {
-        prediction.check(usage, &leg.worker.handles);
+        prediction.check(usage, &leg.worker);
     }
     if let Some(stored) = leg.stored {
         stored.tell();

@@ -118,6 +118,37 @@ fn a_request_that_failed_leaves_no_belief_behind() {
 }
 
 #[test]
+fn an_engine_that_throws_prompts_out_is_believed_to_hold_less_of_them() {
+    let [a, b] = two(|_, wire| completion(wire, 0));
+    let gateway = Gateway::start(&[("a", &a), ("b", &b)], GUESSING);
+    let known = |name: &str, home: &str| {
+        let body = conversation(name, 6);
+        let told = Client::connect(&gateway).post("/admin/explain", "", body);
+        let told = told.json();
+        let mut candidates = told["candidates"].as_array().unwrap().iter();
+        let overlap = &candidates.find(|c| c["backend"] == *home).unwrap()["overlap"];
+        overlap["blocks"].as_u64()
+    };
+    let names: Vec<String> = (0..30).map(|n| format!("client {n}")).collect();
+    let ask = |name: &String| gateway.chat(&conversation(name, 6)).backend().to_owned();
+    let homes: Vec<String> = names.iter().map(ask).collect();
+    let (first, home) = (&names[0], &homes[0]);
+    let of_home = names.iter().zip(&homes).filter(|(_, of)| *of == home);
+    let last = of_home.map(|(name, _)| name).next_back().unwrap();
+    wait_until("all of them are believed", DEADLINE, || {
+        known(first, home) > Some(5) && known(last, home) > Some(5)
+    });
+    // the last of them is found nowhere, again and again; fifty times would end all guesses
+    for _ in 0..30 {
+        assert_eq!(ask(last), *home);
+    }
+    wait_until("what was used longest ago is given up", DEADLINE, || {
+        known(first, home) == Some(0)
+    });
+    assert!(known(last, home) > Some(5), "what was just used is not");
+}
+
+#[test]
 fn guesses_that_are_wrong_fifty_times_are_given_up() {
     let [a, b] = two(|_, wire| completion(wire, 0)); // nothing is ever cached
     let gateway = Gateway::start(&[("a", &a), ("b", &b)], GUESSING);
