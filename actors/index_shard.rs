@@ -166,8 +166,8 @@ pub struct ShardGauges {
     pub blocks: usize,
     /// Memory that they take, in bytes.
     pub bytes: usize,
-    /// Pairs that expired, and that made room for others; of all shards so far.
-    pub evicted: [u64; 2],
+    /// Pairs that expired, that made room for others, and guesses that were found wrong; of all shards so far.
+    pub evicted: [u64; 3],
     /// Blocks that were stored or removed.
     pub applied: u64,
     /// Blocks that nothing was known of: their parent, or themselves.
@@ -190,7 +190,7 @@ pub struct IndexShard {
     index: PrefixIndex,
     sources: HashMap<HolderId, Source>,
     gauges: ShardGauges,
-    evicted_before: [u64; 2],
+    evicted_before: [u64; 3],
     published: Published<ShardGauges>,
     started: Instant,
     _watch: Option<Watch<ShardExited>>,
@@ -364,8 +364,8 @@ impl IndexShard {
         self.gauges.blocks = self.index.blocks();
         self.gauges.bytes = self.index.bytes();
         let evicted = self.index.evicted();
-        let evicted = [evicted.expired, evicted.crowded_out];
-        self.gauges.evicted = [0, 1].map(|kind| self.evicted_before[kind] + evicted[kind]);
+        let evicted = [evicted.expired, evicted.crowded_out, evicted.disproved];
+        self.gauges.evicted = [0, 1, 2].map(|kind| self.evicted_before[kind] + evicted[kind]);
         self.published.publish(self.gauges);
     }
 }

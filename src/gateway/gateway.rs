@@ -24,6 +24,7 @@ use routing::access::KeyRing;
 use routing::retry::RetryBudget;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
@@ -127,6 +128,9 @@ pub struct Worker {
     pub handles: Handles,
     /// Tokens of texts that engines tokenised.
     pub tokens: TokenCache,
+    /// Where the process stands, as this thread has heard: every request waits on it, and waiters of one thread do not get in
+    /// the way of another's.
+    pub phase: Rc<Phases>,
 }
 
 /// Counts requests being served.
@@ -240,6 +244,19 @@ impl Phases {
     /// Enters a later phase.
     pub fn enter(&self, phase: Phase) {
         self.0.send_modify(|present| *present = phase.max(*present));
+    }
+
+    /// The same phases for the waiters of one thread, which hear of each from a task there.
+    pub fn of_thread(&self) -> Rc<Phases> {
+        let mut whole = self.0.subscribe();
+        let own = Rc::new(Phases(watch::Sender::new(*whole.borrow_and_update())));
+        let tells = own.clone();
+        actix_rt::spawn(async move {
+            while whole.changed().await.is_ok() {
+                tells.enter(*whole.borrow_and_update());
+            }
+        });
+        own
     }
 
     /// Ends when streams are to be cut.

@@ -302,6 +302,7 @@ pub fn worker(gateway: &Arc<Gateway>) -> Worker {
         budget: RefCell::new(RetryBudget::new(gateway.settings().retry.budget_ratio)),
         handles: Handles::default(),
         tokens: TokenCache::default(),
+        phase: gateway.phase.of_thread(),
     }
 }
 

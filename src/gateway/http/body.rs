@@ -64,11 +64,12 @@ pub async fn read_all(
     payload: Payload,
     gateway: &Gateway,
 ) -> Result<Option<ReadBody>, Refusal> {
-    let settings = gateway.settings();
-    let server = &settings.server;
-    let limits = BodyLimits {
-        bytes: server.max_request_body,
-        time: server.request_body_timeout,
+    let limits = {
+        let settings = gateway.settings.load();
+        BodyLimits {
+            bytes: settings.server.max_request_body,
+            time: settings.server.request_body_timeout,
+        }
     };
     read(request, payload, limits, &gateway.buffered)
         .await

@@ -21,6 +21,7 @@ use routing::access::{ApiKey, Scope};
 use routing::cache_policy::Why;
 use routing::ids::SessionKey;
 use routing::prefix_key::{PrefixParts, prefix_key, session_key};
+use std::rc::Rc;
 use std::sync::Arc;
 use wire::request::RequestView;
 use wire::splice::{self, AnswerEdit, Change};
@@ -40,7 +41,7 @@ pub async fn handle(route: ApiRoute, request: HttpRequest, payload: Payload) -> 
         Err(refusal) => return refuse(refusal, report),
     };
     report.key = key.as_ref().map(|key| key.name.clone());
-    let settings = worker.gateway.settings();
+    let settings = worker.gateway.settings.load();
     let asker = Asker::of(&request, key.as_ref(), &settings);
     let mut grant = match worker.gateway.quotas.knock(&settings, &asker) {
         Ok(grant) => grant,
@@ -63,9 +64,13 @@ pub async fn handle(route: ApiRoute, request: HttpRequest, payload: Payload) -> 
     if let Err(refusal) = admit((&worker, &settings), &asker, &call, &mut grant).await {
         return refuse(refusal, report);
     }
+    drop(settings); // there is no fast way to many that are held at a time
     report.grant = grant;
     match (wish, worker.gateway.cache.clone()) {
-        (Some(Ok(wish)), Some(cache)) => serve::serve((call, wish), worker, cache, report).await,
+        // boxed, as is the split way: what few requests go through makes no room in the future of all
+        (Some(Ok(wish)), Some(cache)) => {
+            Box::pin(serve::serve((call, wish), worker, cache, report)).await
+        }
         (Some(Err(why)), Some(cache)) => {
             cache.bypass(why);
             report.cache = Some(CacheNote::Bypass);
@@ -82,7 +87,7 @@ async fn admit(
     call: &Call,
     grant: &mut Grant,
 ) -> Result<(), Refusal> {
-    let (gateway, cutting) = (&worker.gateway, worker.gateway.phase.cutting());
+    let (gateway, cutting) = (&worker.gateway, worker.phase.cutting());
     let of = (&call.model, call.tokens_estimated);
     tokio::select! {
         biased;
@@ -118,9 +123,9 @@ pub(super) fn call(
     route: ApiRoute,
     (request, key, asker): (&HttpRequest, Option<&ApiKey>, &Asker),
     body: ReadBody,
-    request_id: &str,
+    request_id: &Arc<str>,
 ) -> Result<(Call, Wished), Refusal> {
-    let settings = worker.gateway.settings();
+    let settings = worker.gateway.settings.load();
     let view = RequestView::parse(&body.bytes).map_err(Refusal::Body)?;
     let asked = view.model().map_err(Refusal::Body)?;
     let alias = settings.model_aliases.get(&*asked);
@@ -176,11 +181,15 @@ pub(super) fn call(
     let call = Call {
         trace: None,
         may_split: route.is_openai_stream() && view.can_be_split(),
-        request_id: request_id.into(),
+        request_id: request_id.clone(),
         route,
         asks_usage,
         wants_stream,
-        headers: headers::to_backend(request.headers(), request_id, key.is_some()),
+        headers: Rc::new(headers::to_backend(
+            request.headers(),
+            request_id,
+            key.is_some(),
+        )),
         body: rewritten.unwrap_or(body.bytes.clone()),
         tokens_estimated: quotas::estimate(route, &view, body.bytes.len()),
         _held: body.held,

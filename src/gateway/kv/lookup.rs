@@ -174,7 +174,11 @@ async fn cut(
         Some(Tokenizer::Local(_))
     );
     if pool.guesses && (pool.some_guessed || cuts.is_empty() || may_be_late) {
-        cuts.extend(by_text(call, view));
+        let cut = by_text(call, view);
+        if cut.is_some() && pool.engine.is_none() {
+            missing = "too_short";
+        }
+        cuts.extend(cut);
     }
     cuts.retain(|cut| !cut.chain.is_empty());
     let all = cuts.len();

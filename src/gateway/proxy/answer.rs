@@ -13,6 +13,7 @@ use crate::upstream::ReplyBody;
 use actix_web::HttpResponse;
 use actix_web::body::{BodySize, MessageBody};
 use actix_web::http::StatusCode as ClientStatus;
+use actix_web::http::header::HeaderName;
 use actors::backend::Outcome;
 use bytes::Bytes;
 use futures_util::future::LocalBoxFuture;
@@ -121,7 +122,7 @@ pub fn head(
         response.append_header((name, value));
     });
     report.tell_headers(|name, value| {
-        response.insert_header((name, value));
+        response.insert_header((HeaderName::from_static(name), value));
     });
     response
 }
@@ -181,7 +182,7 @@ impl AnswerBody {
         let idle_timeout = settings.upstream.idle_timeout;
         let server = &settings.server;
         AnswerBody {
-            cutting: Box::pin(parts.worker.gateway.phase.cutting()),
+            cutting: Box::pin(parts.worker.phase.cutting()),
             idle: Box::pin(tokio::time::sleep(idle_timeout)),
             last_chunk: now(),
             waiting_since: None,

@@ -150,7 +150,7 @@ pub struct Sending {
     /// The path family.
     pub route: ApiRoute,
     /// All headers but the backend's own.
-    pub headers: HeaderMap,
+    pub headers: Rc<HeaderMap>,
     /// The body.
     pub body: Bytes,
     /// When the first byte must have come, and the limit that this follows from.
@@ -211,12 +211,10 @@ pub async fn send(
         idle: worker.gateway.settings.load().upstream.idle_timeout,
         silence: sending.silence,
     };
-    let mut outgoing = outgoing(sending, &backend.spec, rank);
-    if let Some(parent) = parent.and_then(|parent| HeaderValue::from_str(&parent).ok()) {
-        outgoing.headers.insert("traceparent", parent);
-    }
+    let parent = parent.and_then(|parent| HeaderValue::from_str(&parent).ok());
+    let outgoing = || outgoing(&sending, &backend.spec, (rank, parent.clone()));
     let counts = &backend.live.counters.connections;
-    let waited = worker.client.send(&backend.spec.url, &outgoing, counts);
+    let waited = worker.client.send(&backend.spec.url, outgoing, counts);
     let reply = match tokio::time::timeout_at(patience.first_byte.0, waited).await {
         Ok(Ok(reply)) => reply,
         Ok(Err(error)) => {
@@ -236,7 +234,8 @@ pub async fn send(
         }
     };
     if !reply.status.is_success() {
-        return Err(Setback::of_status(reply, attempt, &patience, name).await);
+        // boxed: failures make no room in the future of all
+        return Err(Box::pin(Setback::of_status(reply, attempt, &patience, name)).await);
     }
     Ok((reply, attempt, patience))
 }
@@ -274,19 +273,26 @@ fn rank(placement: &Placement) -> Option<u32> {
     reach.memory?.rank
 }
 
-fn outgoing(sending: Sending, spec: &BackendSpec, rank: Option<u32>) -> Outgoing {
-    let mut headers = sending.headers;
+fn outgoing(
+    sending: &Sending,
+    spec: &BackendSpec,
+    (rank, parent): (Option<u32>, Option<HeaderValue>),
+) -> Outgoing {
+    let mut headers = HeaderMap::clone(&sending.headers);
     if let Some(rank) = rank {
         headers.insert(headers::RANK, HeaderValue::from(rank));
     }
     if let Some(key) = bearer(spec) {
         headers.insert(AUTHORIZATION, key);
     }
+    if let Some(parent) = parent {
+        headers.insert("traceparent", parent);
+    }
     Outgoing {
         method: Method::POST,
         path: spec.url.path(sending.route.path()),
         headers,
-        body: sending.body,
+        body: sending.body.clone(),
     }
 }
 

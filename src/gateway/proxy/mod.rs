@@ -48,7 +48,7 @@ pub struct Call {
     /// Whether the client asked for a stream.
     pub wants_stream: bool,
     /// For the backend.
-    pub headers: HeaderMap,
+    pub headers: Rc<HeaderMap>,
     /// For the backend.
     pub body: Bytes,
     /// Holds the body's place in the limit over all bodies.
@@ -80,7 +80,7 @@ impl Call {
     pub fn belongs_to(&mut self, trace: Option<&Trace>) {
         if trace.is_some_and(Trace::is_ours) {
             // of a trace that is not gone on with
-            self.headers.remove("tracestate");
+            Rc::make_mut(&mut self.headers).remove("tracestate");
         }
         self.trace = trace.cloned();
     }
@@ -135,7 +135,7 @@ pub async fn fly(call: &Call, worker: &Rc<Worker>, report: &mut Report, calls: u
 }
 
 async fn answer(call: &Call, worker: &Rc<Worker>, report: &mut Report, calls: u32) -> Answer {
-    let cutting = worker.gateway.phase.cutting();
+    let cutting = worker.phase.cutting();
     tokio::select! {
         biased;
         answer = attempts(call, worker, report, calls) => answer,
@@ -156,7 +156,7 @@ async fn attempts(call: &Call, worker: &Rc<Worker>, report: &mut Report, calls: 
     let (role, path) = match (split::way(call, worker), worker.gateway.splitting()) {
         (Way::Split, Some(splitting)) => {
             let asked = (found.as_ref(), calls);
-            return split::serve((call, &splitting), worker, report, asked).await;
+            return Box::pin(split::serve((call, &splitting), worker, report, asked)).await;
         }
         (Way::Whole(role, path), _) => (role, path),
         (Way::Split, None) => (None, None),

@@ -132,8 +132,8 @@ impl Quotas {
     ) -> Result<(), Refusal> {
         let mut limits = asker.limits(settings);
         // names that clients make up are nobody's
-        let is_served = gateway.directory.load().view.pools.contains_key(model);
-        if let Some(of_model) = asker::of_model(settings, model).filter(|_| is_served) {
+        let is_served = || gateway.directory.load().view.pools.contains_key(model);
+        if let Some(of_model) = asker::of_model(settings, model).filter(|_| is_served()) {
             self.count_request(&of_model, grant)?;
             limits.push(of_model);
         }

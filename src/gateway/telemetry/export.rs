@@ -274,7 +274,10 @@ fn kv_index(kv: &KvIndexHandle) {
     gauge!(names::KV_ENTRIES).set(gauges.entries as f64);
     gauge!(names::KV_BLOCKS).set(gauges.blocks as f64);
     gauge!(names::KV_BYTES).set(gauges.bytes as f64);
-    for (why, count) in ["expired", "crowded_out"].into_iter().zip(gauges.evicted) {
+    for (why, count) in ["expired", "crowded_out", "disproved"]
+        .into_iter()
+        .zip(gauges.evicted)
+    {
         counter!(names::KV_EVICTED, "why" => why).absolute(count);
     }
     gauge!(names::KV_FRUITLESS).set(kv.fruitless.load(Relaxed) as f64);

@@ -330,8 +330,7 @@ impl Drop for Report {
             let snapshot = self.worker.gateway.directory.load();
             snapshot.view.pools.contains_key(*model)
         });
-        let unknown = Arc::from(UNKNOWN_MODEL);
-        let model = served.unwrap_or(&unknown);
+        let model = &served.cloned().unwrap_or_else(|| Arc::from(UNKNOWN_MODEL));
         let status = match self.status {
             Some(status) if !cancelled => class(status),
             _ => "cancelled",

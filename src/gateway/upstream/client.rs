@@ -101,19 +101,19 @@ impl Client {
         }))
     }
 
-    /// Sends a request and waits for the head of the answer. A pooled connection that turns out
+    /// Sends a request, as `outgoing` makes it, and waits for the head of the answer. A pooled connection that turns out
     /// to be closed costs one more try on a fresh one: engines close idle connections whenever
     /// they like, and no byte of an answer has been seen.
     pub async fn send(
         &self,
         url: &BackendUrl,
-        outgoing: &Outgoing,
+        outgoing: impl Fn() -> Outgoing,
         counts: &ConnectionCounts,
     ) -> Result<Reply, SendError> {
         if let Some(connection) = self.take_idle(url) {
             counts.reused.fetch_add(1, Relaxed);
             let sent = now();
-            match self.send_over(connection, url, outgoing).await {
+            match self.send_over(connection, url, outgoing()).await {
                 // later than that, the request itself may be what broke it
                 Err(SendError::Broken(_)) if now() - sent < STALE_SHOWS_WITHIN => {
                     counts.stale.fetch_add(1, Relaxed)
@@ -122,10 +122,10 @@ impl Client {
             };
         }
         counts.new.fetch_add(1, Relaxed);
-        let stream = self.open(url).await?;
+        let stream = Box::pin(self.open(url)).await?; // boxed: most requests find a connection
         let connection = Connection::over(stream).await;
         let connection = connection.map_err(SendError::Connect)?;
-        self.send_over(connection, url, outgoing).await
+        self.send_over(connection, url, outgoing()).await
     }
 
     /// Opens a connection of its own, within TLS where the url says so.
@@ -142,14 +142,14 @@ impl Client {
         &self,
         mut connection: Connection,
         url: &BackendUrl,
-        outgoing: &Outgoing,
+        outgoing: Outgoing,
     ) -> Result<Reply, SendError> {
-        let mut request = Request::new(RequestBody::from(outgoing.body.clone()));
-        *request.method_mut() = outgoing.method.clone();
-        *request.uri_mut() = outgoing.path.parse().map_err(|error| {
+        let mut request = Request::new(RequestBody::from(outgoing.body));
+        *request.method_mut() = outgoing.method;
+        *request.uri_mut() = outgoing.path.try_into().map_err(|error| {
             SendError::Connect(std::io::Error::new(std::io::ErrorKind::InvalidInput, error))
         })?;
-        *request.headers_mut() = outgoing.headers.clone();
+        *request.headers_mut() = outgoing.headers;
         let host = hyper::header::HeaderValue::from_str(&url.authority());
         if let Ok(host) = host {
             request.headers_mut().insert(hyper::header::HOST, host);

@@ -182,16 +182,18 @@ impl Ledger {
         records.collect()
     }
 
-    /// A holder is no longer believed to have the block of a record, if that is still its own.
-    pub(super) fn take_assumed(&mut self, holder: HolderNumber, record: Place) {
+    /// A holder is no longer believed to have the block of a record. False if that is not its own any more, or no guess.
+    pub(super) fn take_assumed(&mut self, holder: HolderNumber, record: Place) -> bool {
         let Some(holding) = self.holdings.get(record) else {
-            return;
+            return false;
         };
         let tiers = holding.tiers();
-        if holding.holder() == holder && tiers.without(Tier::Assumed) != tiers {
+        let is_guess = holding.holder() == holder && tiers.without(Tier::Assumed) != tiers;
+        if is_guess {
             self.set_tiers(record, tiers.without(Tier::Assumed));
             self.drop_if_void(record);
         }
+        is_guess
     }
 
     /// A request has used a chain at a holder, or did not: notes the time, and ends the speculation

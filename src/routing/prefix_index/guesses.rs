@@ -67,12 +67,13 @@ impl Guesses {
         guessed.drop_stale();
     }
 
-    /// The record of a block that is to be believed no longer: there are too many, or it was not used for `ttl`. Ask again until there is none.
+    /// The record of a block that is to be believed no longer, and whether that is for its age (`ttl`) and not because there are
+    /// too many. Ask again until there is none.
     pub(super) fn excess(
         &mut self,
         holder: HolderId,
         (now, ttl): (Seconds, Seconds),
-    ) -> Option<Place> {
+    ) -> Option<(Place, bool)> {
         let guessed = self.0.get_mut(&holder)?;
         loop {
             let first = *guessed.uses.front()?;
@@ -83,7 +84,7 @@ impl Guesses {
                 }
                 guessed.last.remove(&first.record);
                 guessed.uses.pop_front();
-                return Some(first.record);
+                return Some((first.record, is_old));
             }
             guessed.uses.pop_front();
         }

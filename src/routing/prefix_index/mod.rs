@@ -78,6 +78,8 @@ pub struct Evicted {
     pub expired: u64,
     /// To make room for others.
     pub crowded_out: u64,
+    /// Guessed to be there, of more than the memory turned out to hold.
+    pub disproved: u64,
 }
 
 impl PrefixIndex {
@@ -322,8 +324,12 @@ impl PrefixIndex {
         let Some(number) = self.ledger.holders.find(holder) else {
             return;
         };
-        while let Some(record) = self.guesses.excess(holder, (now, self.limits.ttl)) {
-            self.ledger.take_assumed(number, record);
+        while let Some((record, is_old)) = self.guesses.excess(holder, (now, self.limits.ttl)) {
+            let gone = u64::from(self.ledger.take_assumed(number, record));
+            match is_old {
+                true => self.evicted.expired += gone,
+                false => self.evicted.disproved += gone,
+            }
         }
     }
 

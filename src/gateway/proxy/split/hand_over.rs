@@ -110,7 +110,7 @@ pub async fn run(of: HandOver) -> Result<Opened, Failed> {
     let sending = |leg: Leg, name, (first_byte, silence)| Sending {
         leg: Some(name),
         route: of.route,
-        headers: with_id(&of.headers, &leg.request_id),
+        headers: with_id(&of.headers, &leg.request_id).into(),
         body: leg.body,
         first_byte,
         silence,

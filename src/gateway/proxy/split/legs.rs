@@ -92,7 +92,7 @@ impl Request<'_> {
         let work = hand_over::run(HandOver {
             worker: worker.clone(),
             route: self.call.route,
-            headers: self.call.headers.clone(),
+            headers: (*self.call.headers).clone(),
             body: self.call.body.clone(),
             trace: self.call.trace.clone(),
             request_id: self.call.request_id.clone(),

@@ -118,6 +118,20 @@ fn a_request_that_failed_leaves_no_belief_behind() {
 }
 
 #[test]
+fn a_prompt_without_a_full_block_is_counted_as_too_short_and_not_as_one_without_events() {
+    let [a, b] = two(|_, wire| completion(wire, 0));
+    let gateway = Gateway::start(&[("a", &a), ("b", &b)], GUESSING);
+    let counted = |result| {
+        gateway.metric(
+            "tidegate_kv_lookups_total",
+            &[&format!("result=\"{result}\"")],
+        )
+    };
+    gateway.chat(r#"{"model":"m","messages":[{"role":"user","content":"short"}]}"#);
+    assert_eq!((counted("too_short"), counted("no_events")), (1.0, 0.0));
+}
+
+#[test]
 fn an_engine_that_throws_prompts_out_is_believed_to_hold_less_of_them() {
     let [a, b] = two(|_, wire| completion(wire, 0));
     let gateway = Gateway::start(&[("a", &a), ("b", &b)], GUESSING);

@@ -30,7 +30,11 @@ pub async fn connect(
     }
     let counts = ConnectionCounts::default();
     let sent = client
-        .send(&url, &Outgoing::get(path, headers), &counts)
+        .send(
+            &url,
+            || Outgoing::get(path.clone(), headers.clone()),
+            &counts,
+        )
         .await;
     let reply = sent.map_err(|error| format!("{endpoint}: {error}"))?;
     if !reply.status.is_success() {
