@@ -131,7 +131,7 @@ pub enum Fate {
     /// It was served: what it used is in use.
     Served,
     /// It was served where nothing is announced: its blocks are believed to be there until they
-    /// expire.
+    /// expire, or the memory turns out to hold less.
     Believed,
 }
 

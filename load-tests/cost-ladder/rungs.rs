@@ -251,7 +251,7 @@ async fn by_reader(state: &State, body: Bytes) -> HttpResponse {
     };
     match state
         .client
-        .send(&state.url, || outgoing.clone(), &state.counts)
+        .send(&state.url, &outgoing, &state.counts)
         .await
     {
         Ok(reply) => HttpResponse::Ok()

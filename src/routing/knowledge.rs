@@ -273,4 +273,10 @@ mod tests {
         assert_eq!(is_wrong(50, 50 * 301), Some(true));
         assert_eq!(is_wrong(50, 50 * 300), Some(false));
     }
+
+    #[test]
+    fn three_quarters_of_what_was_predicted_are_found_and_less_is_not() {
+        assert!(is_found(400, 300) && is_found(400, 900) && is_found(0, 0));
+        assert!(!is_found(400, 299));
+    }
 }

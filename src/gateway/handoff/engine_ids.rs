@@ -73,11 +73,7 @@ async fn ask(worker: &Worker, url: &BackendUrl) -> Option<String> {
         body: Bytes::new(),
     };
     let counts = ConnectionCounts::default();
-    let mut reply = worker
-        .client
-        .send(url, || outgoing.clone(), &counts)
-        .await
-        .ok()?;
+    let mut reply = worker.client.send(url, &outgoing, &counts).await.ok()?;
     if !reply.status.is_success() {
         return None;
     }

@@ -214,7 +214,8 @@ pub async fn send(
     let parent = parent.and_then(|parent| HeaderValue::from_str(&parent).ok());
     let outgoing = || outgoing(&sending, &backend.spec, (rank, parent.clone()));
     let counts = &backend.live.counters.connections;
-    let waited = worker.client.send(&backend.spec.url, outgoing, counts);
+    let url = &backend.spec.url;
+    let waited = worker.client.send_made(url, outgoing, counts);
     let reply = match tokio::time::timeout_at(patience.first_byte.0, waited).await {
         Ok(Ok(reply)) => reply,
         Ok(Err(error)) => {

@@ -105,10 +105,7 @@ impl Exporter {
             body: Bytes::from(document(&self.service, spans).to_string()),
         };
         let counts = ConnectionCounts::default();
-        let sent = self
-            .client
-            .send(&self.endpoint, || outgoing.clone(), &counts)
-            .await;
+        let sent = self.client.send(&self.endpoint, &outgoing, &counts).await;
         let mut reply = sent.map_err(|error| error.to_string())?;
         if !reply.status.is_success() {
             return Err(format!("the collector answered {}", reply.status));

@@ -101,10 +101,20 @@ impl Client {
         }))
     }
 
+    /// [`Client::send_made`] of a request that is there already.
+    pub async fn send(
+        &self,
+        url: &BackendUrl,
+        outgoing: &Outgoing,
+        counts: &ConnectionCounts,
+    ) -> Result<Reply, SendError> {
+        self.send_made(url, || outgoing.clone(), counts).await
+    }
+
     /// Sends a request, as `outgoing` makes it, and waits for the head of the answer. A pooled connection that turns out
     /// to be closed costs one more try on a fresh one: engines close idle connections whenever
     /// they like, and no byte of an answer has been seen.
-    pub async fn send(
+    pub async fn send_made(
         &self,
         url: &BackendUrl,
         outgoing: impl Fn() -> Outgoing,

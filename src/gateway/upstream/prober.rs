@@ -94,9 +94,7 @@ impl Prober for HttpProber {
         let (url, outgoing) = (spec.url.clone(), self.ask(spec, &self.path));
         let (name, unproven) = (spec.name.clone(), self.unproven.clone());
         async move {
-            let answer =
-                tokio::time::timeout(timeout, client.send(&url, || outgoing.clone(), &counts))
-                    .await;
+            let answer = tokio::time::timeout(timeout, client.send(&url, &outgoing, &counts)).await;
             tell_handshake(&name, &answer, &mut unproven.borrow_mut());
             match answer {
                 Ok(Ok(reply)) if reply.status.is_success() => Probe::Ok,
@@ -120,7 +118,7 @@ impl Prober for HttpProber {
         let (client, counts) = (self.client.clone(), self.counts.clone());
         let (url, outgoing) = (spec.url.clone(), self.ask(spec, "/v1/models"));
         let ask = async move {
-            let sent = client.send(&url, || outgoing.clone(), &counts).await;
+            let sent = client.send(&url, &outgoing, &counts).await;
             let mut reply = sent.map_err(|error| error.to_string())?;
             if !reply.status.is_success() {
                 return Err(format!("/v1/models answered {}", reply.status));

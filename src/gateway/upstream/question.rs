@@ -39,7 +39,7 @@ pub async fn ask(
         body: Bytes::from(body),
     };
     let counts = &backend.live.counters.connections;
-    let sent = client.send(&spec.url, || outgoing.clone(), counts).await;
+    let sent = client.send(&spec.url, &outgoing, counts).await;
     let mut reply = sent.map_err(|_| Unanswered::Unreachable)?;
     if !reply.status.is_success() {
         return Err(Unanswered::Refused);

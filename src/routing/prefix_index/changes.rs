@@ -112,14 +112,7 @@ impl Ledger {
             return;
         }
         for place in (0..self.holdings.len() as Place).rev() {
-            let Some(holding) = self.holdings.get(place) else {
-                continue;
-            };
-            let tiers = holding.tiers();
-            if holding.holder() == holder && tiers != tiers.without(Tier::Assumed) {
-                self.set_tiers(place, tiers.without(Tier::Assumed));
-                self.drop_if_void(place);
-            }
+            self.take_assumed(holder, place);
         }
     }
 
@@ -135,12 +128,13 @@ impl Ledger {
         self.put(what, block, (guess, before), now)
     }
 
-    /// A holder has the blocks of a chain from `from` on.
+    /// A holder has the blocks of a chain from `from` on; `has` is told its record of each.
     pub(super) fn put_chain(
         &mut self,
         what: (HolderNumber, Tier),
         (chain, from): (&[BlockHash], usize),
         now: Seconds,
+        mut has: impl FnMut(Place),
     ) {
         let (mut block, mut holding) = (None, None);
         for (at, own) in chain.iter().enumerate() {
@@ -153,7 +147,9 @@ impl Ledger {
                 return;
             }
             let this = found.unwrap_or_else(|| self.blocks.add(block, *own));
-            holding = Some(self.put_behind(what, this, holding, now));
+            let record = self.put_behind(what, this, holding, now);
+            has(record);
+            holding = Some(record);
             block = Some(this);
         }
     }
@@ -165,21 +161,6 @@ impl Ledger {
             self.set_tiers(place, tiers.without(Tier::Storage).without(Tier::Assumed));
             self.drop_if_void(place);
         }
-    }
-
-    /// A holder's records of a chain, as far as it has them.
-    pub(super) fn records(&self, holder: HolderId, chain: &[BlockHash]) -> Vec<Place> {
-        let Some(holder) = self.holders.find(holder) else {
-            return Vec::new();
-        };
-        let (mut block, mut guess) = (None, None);
-        let records = chain.iter().map_while(|own| {
-            block = self.blocks.find(block, *own);
-            let record = self.held(holder, block?, guess)?;
-            guess = Some(record + 1);
-            Some(record)
-        });
-        records.collect()
     }
 
     /// A holder is no longer believed to have the block of a record. False if that is not its own any more, or no guess.

@@ -77,16 +77,16 @@ impl Guesses {
         let guessed = self.0.get_mut(&holder)?;
         loop {
             let first = *guessed.uses.front()?;
-            if guessed.is_last(&first) {
-                let is_old = now.saturating_sub(first.at) >= ttl;
-                if guessed.last.len() <= guessed.room && !is_old {
-                    return None;
-                }
-                guessed.last.remove(&first.record);
-                guessed.uses.pop_front();
-                return Some((first.record, is_old));
+            let is_last = guessed.last.get(&first.record) == Some(&first.number);
+            let is_old = now.saturating_sub(first.at) >= ttl;
+            if is_last && !is_old && guessed.last.len() <= guessed.room {
+                return None;
             }
             guessed.uses.pop_front();
+            if is_last {
+                guessed.last.remove(&first.record);
+                return Some((first.record, is_old));
+            }
         }
     }
 
@@ -111,10 +111,6 @@ impl Guesses {
 }
 
 impl Guessed {
-    fn is_last(&self, of: &Use) -> bool {
-        self.last.get(&of.record) == Some(&of.number)
-    }
-
     /// Lets go of uses that later ones of the same blocks have followed, once they are many.
     fn drop_stale(&mut self) {
         if self.uses.len() > 2 * self.last.len() + STALE_USES_MAX {

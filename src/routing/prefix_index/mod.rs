@@ -282,7 +282,8 @@ impl PrefixIndex {
         now: Seconds,
     ) {
         if let Some(namespace) = self.ledger.holders.number(namespace) {
-            self.ledger.put_chain((namespace, tier), (chain, from), now);
+            let put = (namespace, tier);
+            self.ledger.put_chain(put, (chain, from), now, |_| {});
         }
         self.make_room(now);
     }
@@ -305,12 +306,17 @@ impl PrefixIndex {
     /// A prompt was served by a holder that announces nothing: its blocks are assumed to be there.
     pub fn believe(&mut self, holder: HolderId, chain: &Arc<[BlockHash]>, now: Seconds) {
         let chain = hoped(chain);
-        if self.reserve(chain.len(), now) {
-            self.put_stored(holder, (&chain, 0), Tier::Assumed, now);
-            let records = self.ledger.records(holder, &chain);
-            self.guesses.used(holder, &records, now);
-            self.give_up_excess(holder, now);
+        if !self.reserve(chain.len(), now) {
+            return;
         }
+        if let Some(number) = self.ledger.holders.number(holder) {
+            let (assumed, mut records) = ((number, Tier::Assumed), Vec::with_capacity(chain.len()));
+            let has = |record| records.push(record);
+            self.ledger.put_chain(assumed, (&chain, 0), now, has);
+            self.guesses.used(holder, &records, now);
+        }
+        self.make_room(now);
+        self.give_up_excess(holder, now);
     }
 
     /// A prompt was believed to find something at a holder that announces nothing, and the engine said what it found: `found`
@@ -352,7 +358,7 @@ impl PrefixIndex {
         });
         if let Some(number) = self.ledger.holders.number(holder) {
             let speculative = (number, Tier::Speculative);
-            self.ledger.put_chain(speculative, (chain, 0), now);
+            self.ledger.put_chain(speculative, (chain, 0), now, |_| {});
         }
         self.make_room(now);
     }

@@ -30,11 +30,7 @@ pub async fn connect(
     }
     let counts = ConnectionCounts::default();
     let sent = client
-        .send(
-            &url,
-            || Outgoing::get(path.clone(), headers.clone()),
-            &counts,
-        )
+        .send(&url, &Outgoing::get(path, headers), &counts)
         .await;
     let reply = sent.map_err(|error| format!("{endpoint}: {error}"))?;
     if !reply.status.is_success() {
